@@ -178,9 +178,24 @@ def _ask_slurm(facts: Facts, cluster: SlurmCli, nodes: Sequence[NodeState]) -> N
         )
     except ClusterError as error:
         facts.rules_error = str(error)
-    facts.options = cluster.options
-    ask_limits(facts, rules, nodes)
+    ask_limits(facts, cluster, rules, nodes)
     facts.job_kinds = dict(_job_kinds(config, cluster, nodes))
+
+
+def ask_limits(
+    facts: Facts, cluster: SlurmCli, rules: slurm_rules.SiteRules, nodes: Sequence[NodeState]
+) -> None:
+    """Read the limits of accounting, and the jobs and nodes that they are compared with."""
+    config, facts.options = facts.config, cluster.options
+    facts.gpu_nodes = [n for n in nodes if n.gpus]
+    facts.cpu_nodes = [n for n in nodes if not n.gpus]
+    facts.lanes = max((n.gpus for n in nodes), default=0) // max(1, config.trial.gpus_per_trial)
+    facts.user = pwd.getpwuid(os.getuid()).pw_name
+    try:
+        facts.accounting = slurm_rules.ask_accounting(rules)
+    except ClusterError as error:
+        facts.accounting_error = str(error)
+    facts.jobs = samples(config, nodes)
     with contextlib.suppress(ClusterError):
         refusal = slurm_rules.precursor_refusal(cluster, [n.name for n in nodes if n.usable and n.gpus])
         facts.host_reason = slurm_rules.host_reason(
@@ -188,25 +203,10 @@ def _ask_slurm(facts: Facts, cluster: SlurmCli, nodes: Sequence[NodeState]) -> N
         )
 
 
-def ask_limits(facts: Facts, rules: slurm_rules.SiteRules, nodes: Sequence[NodeState]) -> None:
-    """The limits of accounting, and the jobs and nodes that they are compared with."""
-    facts.gpu_nodes = [n for n in nodes if n.gpus]
-    facts.cpu_nodes = [n for n in nodes if not n.gpus]
-    facts.lanes = max((n.gpus for n in nodes), default=0) // max(1, facts.config.trial.gpus_per_trial)
-    facts.user = pwd.getpwuid(os.getuid()).pw_name
-    try:
-        facts.accounting = slurm_rules.ask_accounting(rules)
-    except ClusterError as error:
-        facts.accounting_error = str(error)
-    facts.jobs = samples(facts.config, nodes)
-
-
 def settings_within_limits(cluster: SlurmCli, rules: slurm_rules.SiteRules) -> dict[str, tuple[int, str]]:
-    """Settings with which evaluations keep to accounting's limits -> value and a note, as the checkup names them."""
-    facts = Facts(
-        config=cluster.options.settings, python="", work_fs="", work_free=0, options=cluster.options
-    )
-    ask_limits(facts, rules, cluster.nodes())
+    """Return the settings with which evaluations keep to accounting's limits -> value and a note, as `check_up` names them."""
+    facts = Facts(config=cluster.options.settings, python="", work_fs="", work_free=0)
+    ask_limits(facts, cluster, rules, cluster.nodes())
     found = [(f.settings, f"keeps to {f.what}") for f in judge_accounting(facts, rules)]
     rows = [(key, value, what) for settings, what in found for key, value in settings]
     return {key: min((value, what) for k, value, what in rows if k == key) for key, _, _ in rows}

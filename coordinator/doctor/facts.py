@@ -25,7 +25,7 @@ Status = Literal["ok", "warn", "fail"]
 
 
 class Finding(Record):
-    """One line of the table. `todo`: what to do; empty where nothing is. `settings`: what `init` writes so that it is done."""
+    """One line of the table. `todo`: what to do; empty where nothing is. `settings`: what `init` writes for it."""
 
     what: str
     status: Status
@@ -109,8 +109,8 @@ def fail(what: str, found: str, todo: str) -> Finding:
     return Finding(what=what, status="fail", found=found, todo=todo)
 
 
-def fitted(what: str, found: str, settings: Mapping[str, int], more: str) -> Finding:
-    """A warning with the settings ("borrow.max_nodes") that keep to a limit. `more`: follows them."""
+def warn_with(settings: Mapping[str, int], more: str, what: str, found: str) -> Finding:
+    """Return a warning that names the settings ("borrow.max_nodes") that mend it, and `more` behind them."""
     named = " and ".join("[{}] {} = {}".format(*key.split("."), value) for key, value in settings.items())
     return Finding(
         what=what, status="warn", found=found, todo=f"set {named}{more}", settings=(*settings.items(),)

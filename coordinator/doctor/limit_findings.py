@@ -17,7 +17,7 @@ from coordinator.cluster.sbatch_text import ROLES
 from coordinator.cluster.slurm_accounts import Accounting
 from coordinator.cluster.slurm_limits import RESOURCES, Limit
 from coordinator.cluster.slurm_rules import SiteRules, limits_on, within_limits
-from coordinator.doctor.facts import Facts, Finding, fail, fitted, ok, ok_unless, warn
+from coordinator.doctor.facts import Facts, Finding, fail, ok, ok_unless, warn, warn_with
 
 WORKERS = (
     8  # builds, and after them metric workers, that one evaluation has at once, unless [metric] workers says
@@ -120,8 +120,8 @@ class Case:
         """What the metric workers take beside all nodes."""
         return 0 if self.limit.what == "node" else self.worker * self.workers
 
-    def fitting(self) -> dict[str, int]:
-        """Settings with which the jobs of evaluations fit into a limit on all jobs; none where no size does."""
+    def settings_that_fit(self) -> dict[str, int]:
+        """Return the settings with which evaluations keep to a limit on all jobs; none where no size does, or none is needed."""
         most, worker, node = self.limit.most - self.daemon, self.worker, self.node(self.lanes)
         if not node:
             few = worker and 0 < most // worker < self.workers
@@ -227,12 +227,12 @@ def judge_limit(case: Case) -> Iterator[Finding]:
         return
     lanes = max((n for n in range(2, case.lanes + 1) if case.node(n) <= limit.most), default=1)
     text = f"{text}: a job that hosts a node's {case.lanes} trials asks for {hosted}"
-    yield fitted(what, text, {"borrow.max_gpus": case.gpus(lanes)}, f", or {case.another}")
+    yield warn_with({"borrow.max_gpus": case.gpus(lanes)}, f", or {case.another}", what, text)
 
 
 def _judge_together(what: str, text: str, case: Case) -> Finding:
-    """A limit on all jobs together. Slurm counts each member of an array, precursors and workers, too."""
-    settings, node = case.fitting(), case.node(case.lanes)
+    """Judge a limit on all jobs together. Slurm counts each member of an array, precursors and workers, too."""
+    settings, node = case.settings_that_fit(), case.node(case.lanes)
     text = f"{text}: {_asks(case, node, case.beside)}"
     workers, nodes = settings.get("metric.workers"), settings.get("borrow.max_nodes", 0)
     another = f", or {case.another}"
@@ -247,8 +247,9 @@ def _judge_together(what: str, text: str, case: Case) -> Finding:
         text += f": enough for {nodes} {'nodes' if nodes > 1 else 'node'} at once"
         another = ": jobs beyond the limit wait, and hold their node's memory meanwhile"
     if not settings or (not workers and nodes >= case.enough):
-        return ok(what, text)
-    return fitted(what, text, settings, another)
+        ahead = tuple(one for one in settings.items() if one[0] == "stage.prefetch")
+        return Finding(what=what, status="ok", found=text, settings=ahead)
+    return warn_with(settings, another, what, text)
 
 
 def _asks(case: Case, node: int, beside: int) -> str:
