@@ -116,10 +116,15 @@ def queue(site):
 
 
 def hand_over(folder, job, seed):
-    """While jobs of the user's own fill the limit, the daemon is told that its time is over. Its successor, which runs at once."""
-    name, site = folder.submit(seed), folder.site
-    others = [sbatch(site, "sleep 600", "--partition=cpu", "--account=research") for _ in range(4)]
-    wait_until(lambda: "QOSMaxJobsPerUserLimit" in queue(site), "a job waits for the limit", 300)
+    """While jobs of the user's own leave the evaluation no place, the daemon is told that its time is over. Its successor, which
+    runs at once, before the evaluation's jobs that wait.
+    """
+    site = folder.site
+    others = [sbatch(site, "sleep 600", "--partition=cpu", "--account=research") for _ in range(3)]
+    for other in others:
+        wait_state(site, other, "RUNNING")
+    name = folder.submit(seed)
+    wait_until(lambda: re.search(r" es-.* QOSMaxJobsPerUserLimit", queue(site)), "a job waits for it", 300)
     site.run_as_user(["scancel", "--batch", "--signal=USR1", job], check=True)
     wait_state(site, job, "COMPLETED")
     said = (folder.path / "evalspan-daemon.log").read_text()
