@@ -454,9 +454,12 @@ def _probe_slurm(named: Mapping[str, object]) -> tuple[str, dict[str, tuple[Any,
     """
     from coordinator.cluster import Cluster, ClusterError, slurm_rules
     from coordinator.cluster.site_probe import probe_of
+    from coordinator.cluster.slurm_cli import SlurmCli
+    from coordinator.config import loading, template
     from coordinator.config.checks import GPU_REQUEST
+    from coordinator.doctor.collect import settings_within_limits
     from coordinator.intake.work_folder import load
-    from coordinator.runtime.wiring import cluster_of
+    from coordinator.runtime.wiring import cluster_of, slurm_options
 
     try:
         rules = slurm_rules.ask_rules()
@@ -492,6 +495,10 @@ def _probe_slurm(named: Mapping[str, object]) -> tuple[str, dict[str, tuple[Any,
                 form = slurm_rules.request_taken(partial(of, chosen["cluster.partition"][0]))
                 more["slurm.gpu_request"] = None if form == GPU_REQUEST else form
             chosen |= {setting: (value, "") for setting, value in more.items() if value is not None}
+            file = Path(scratch) / "evalspan.toml"  # not one that is there already: it may keep to limits
+            file.write_text(template.default_text(summary, chosen), encoding="utf-8")
+            settings = loading.load(file, os.environ)
+            chosen |= settings_within_limits(SlurmCli(slurm_options(settings)), rules)
     except ClusterError as error:
         raise OperatorError(
             f"the cluster cannot be asked ({error}): set SLURM_CONF or ask its administrators; "

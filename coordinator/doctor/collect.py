@@ -28,6 +28,7 @@ from coordinator.cluster.slurm_pyslurm import SlurmApi
 from coordinator.config.schema import Config
 from coordinator.doctor.facts import Checkup, Facts, Status
 from coordinator.doctor.findings import judge
+from coordinator.doctor.limit_findings import judge_accounting
 from coordinator.doctor.node_jobs import Target, survey
 from coordinator.errors import EvalspanError, OperatorError, RetryError
 from coordinator.evaluation.job_specs import Site
@@ -177,7 +178,15 @@ def _ask_slurm(facts: Facts, cluster: SlurmCli, nodes: Sequence[NodeState]) -> N
         )
     except ClusterError as error:
         facts.rules_error = str(error)
-    facts.options = options = cluster.options
+    ask_limits(facts, cluster, rules, nodes)
+    facts.job_kinds = dict(_job_kinds(config, cluster, nodes))
+
+
+def ask_limits(
+    facts: Facts, cluster: SlurmCli, rules: slurm_rules.SiteRules, nodes: Sequence[NodeState]
+) -> None:
+    """Read the limits of accounting, and the jobs and nodes that they are compared with."""
+    config, facts.options = facts.config, cluster.options
     facts.gpu_nodes = [n for n in nodes if n.gpus]
     facts.cpu_nodes = [n for n in nodes if not n.gpus]
     facts.lanes = max((n.gpus for n in nodes), default=0) // max(1, config.trial.gpus_per_trial)
@@ -187,12 +196,20 @@ def _ask_slurm(facts: Facts, cluster: SlurmCli, nodes: Sequence[NodeState]) -> N
     except ClusterError as error:
         facts.accounting_error = str(error)
     facts.jobs = samples(config, nodes)
-    facts.job_kinds = dict(_job_kinds(config, cluster, nodes))
     with contextlib.suppress(ClusterError):
         refusal = slurm_rules.precursor_refusal(cluster, [n.name for n in nodes if n.usable and n.gpus])
         facts.host_reason = slurm_rules.host_reason(
-            rules, options.trial_partition, refusal, stage=config.stage.enabled
+            rules, facts.options.trial_partition, refusal, stage=config.stage.enabled
         )
+
+
+def settings_within_limits(cluster: SlurmCli, rules: slurm_rules.SiteRules) -> dict[str, tuple[int, str]]:
+    """Return the settings with which evaluations keep to accounting's limits -> value and a note, as `check_up` names them."""
+    facts = Facts(config=cluster.options.settings, python="", work_fs="", work_free=0)
+    ask_limits(facts, cluster, rules, cluster.nodes())
+    found = [(f.settings, f"keeps to {f.what}") for f in judge_accounting(facts, rules)]
+    rows = [(key, value, what) for settings, what in found for key, value in settings]
+    return {key: min((value, what) for k, value, what in rows if k == key) for key, _, _ in rows}
 
 
 def samples(config: Config, nodes: Sequence[NodeState]) -> dict[Purpose, Job]:

@@ -25,12 +25,13 @@ Status = Literal["ok", "warn", "fail"]
 
 
 class Finding(Record):
-    """One line of the table. `todo`: what to do; empty where nothing is."""
+    """One line of the table. `todo`: what to do; empty where nothing is. `settings`: what `init` writes for it."""
 
     what: str
     status: Status
     found: str
     todo: str = ""
+    settings: tuple[tuple[str, int], ...] = Field((), exclude=True)
 
 
 class Checkup(Record):
@@ -106,6 +107,14 @@ def warn(what: str, found: str, todo: str) -> Finding:
 
 def fail(what: str, found: str, todo: str) -> Finding:
     return Finding(what=what, status="fail", found=found, todo=todo)
+
+
+def warn_with(settings: Mapping[str, int], more: str, what: str, found: str) -> Finding:
+    """Return a warning that names the settings ("borrow.max_nodes") that mend it, and `more` behind them."""
+    named = " and ".join("[{}] {} = {}".format(*key.split("."), value) for key, value in settings.items())
+    return Finding(
+        what=what, status="warn", found=found, todo=f"set {named}{more}", settings=(*settings.items(),)
+    )
 
 
 def ok_unless(todo: str, what: str, found: str) -> Finding:

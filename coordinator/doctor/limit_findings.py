@@ -17,7 +17,7 @@ from coordinator.cluster.sbatch_text import ROLES
 from coordinator.cluster.slurm_accounts import Accounting
 from coordinator.cluster.slurm_limits import RESOURCES, Limit
 from coordinator.cluster.slurm_rules import SiteRules, limits_on, within_limits
-from coordinator.doctor.facts import Facts, Finding, fail, ok, ok_unless, warn
+from coordinator.doctor.facts import Facts, Finding, fail, ok, ok_unless, warn, warn_with
 
 WORKERS = (
     8  # builds, and after them metric workers, that one evaluation has at once, unless [metric] workers says
@@ -115,6 +115,33 @@ class Case:
     def worker(self) -> int:
         return self.jobs.get("metric", 0)
 
+    @property
+    def beside(self) -> int:
+        """What the metric workers take beside all nodes."""
+        return 0 if self.limit.what == "node" else self.worker * self.workers
+
+    def settings_that_fit(self) -> dict[str, int]:
+        """Return the settings with which evaluations keep to a limit on all jobs; none where no size does, or none is needed."""
+        most, worker, node = self.limit.most - self.daemon, self.worker, self.node(self.lanes)
+        if not node:
+            few = worker and 0 < most // worker < self.workers
+            return {"metric.workers": most // worker} if few else {}
+        lanes = [n for n in range(1, self.lanes) if self.node(n) + worker <= most]
+        if (nodes := (most - self.beside) // node) >= 1:
+            found, nodes = {"borrow.max_nodes": nodes}, min(nodes, max(1, len(self.facts.gpu_nodes)))
+            left = most - self.beside - nodes * node
+        elif worker and node + worker <= most:
+            found = {"borrow.max_nodes": 1, "metric.workers": (most - node) // worker}
+            nodes, left = 1, (most - node) % worker
+        elif lanes:
+            found = {"borrow.max_gpus": self.gpus(lanes[-1])} | ({"metric.workers": 1} if worker else {})
+            nodes, left = 1, most - self.node(lanes[-1]) - worker
+        else:
+            return {}
+        # a prefetch is a second precursor on a node: it would hold a place for which a trial or a worker waits
+        ahead = nodes * self.jobs.get("stage", 0) * (self.limit.what != "node" and not self.facts.hosting)
+        return found | ({"stage.prefetch": 0} if ahead > left and self.facts.config.stage.prefetch else {})
+
     def node(self, lanes: int) -> int:
         """Of the jobs of one node with so many trials."""
         stage, trial, what = self.jobs.get("stage", 0), self.jobs.get("trial", 0), self.limit.what
@@ -199,35 +226,30 @@ def judge_limit(case: Case) -> Iterator[Finding]:
         yield ok(what, f"{text}: no job asks for {'less' if limit.least else 'more'}")
         return
     lanes = max((n for n in range(2, case.lanes + 1) if case.node(n) <= limit.most), default=1)
-    todo = f"set [borrow] max_gpus = {case.gpus(lanes)}, or {case.another}"
-    yield warn(what, f"{text}: a job that hosts a node's {case.lanes} trials asks for {hosted}", todo)
+    text = f"{text}: a job that hosts a node's {case.lanes} trials asks for {hosted}"
+    yield warn_with({"borrow.max_gpus": case.gpus(lanes)}, f", or {case.another}", what, text)
 
 
 def _judge_together(what: str, text: str, case: Case) -> Finding:
-    """A limit on all jobs together. Slurm counts each member of an array, precursors and workers, too."""
-    most, worker, node = case.limit.most - case.daemon, case.worker, case.node(case.lanes)
-    beside = 0 if case.limit.what == "node" else worker * case.workers
-    text = f"{text}: {_asks(case, node, beside)}"
-    if not node:
-        few = worker and most // worker < case.workers
-        return ok_unless(
-            f"set [metric] workers = {most // worker}, or {case.another}" if few else "", what, text
-        )
-    nodes = (most - beside) // node
-    if nodes >= 1:
-        todo = f"set [borrow] max_nodes = {nodes}: jobs beyond the limit wait, and hold their node's memory meanwhile"
-        found = f"{text}: enough for {nodes} {'nodes' if nodes > 1 else 'node'} at once"
-        return ok_unless("" if nodes >= case.enough else todo, what, found)
-    if worker and node + worker <= most:
-        workers = (most - node) // worker
-        todo = f"set [borrow] max_nodes = 1 and [metric] workers = {workers}, or {case.another}"
-        return warn(what, f"{text}: enough for one node with {workers} of these", todo)
-    if fit := [n for n in range(1, case.lanes) if case.node(n) + worker <= most]:
-        workers_too = " and [metric] workers = 1" if worker else ""
-        todo = f"set [borrow] max_gpus = {case.gpus(max(fit))}{workers_too}, or {case.another}"
-        return warn(what, f"{text}: enough for {max(fit)} of {case.lanes} trials of a node", todo)
-    todo = f"jobs wait for each other, so an evaluation takes longer: set {case.another}"
-    return warn(what, f"{text}: not enough for a precursor, a trial and a worker at once", todo)
+    """Judge a limit on all jobs together. Slurm counts each member of an array, precursors and workers, too."""
+    settings, node = case.settings_that_fit(), case.node(case.lanes)
+    text = f"{text}: {_asks(case, node, case.beside)}"
+    workers, nodes = settings.get("metric.workers"), settings.get("borrow.max_nodes", 0)
+    another = f", or {case.another}"
+    if not settings and node:
+        todo = f"jobs wait for each other, so an evaluation takes longer: set {case.another}"
+        return warn(what, f"{text}: not enough for a precursor, a trial and a worker at once", todo)
+    if gpus := settings.get("borrow.max_gpus"):
+        text += f": enough for {gpus // case.gpus(1)} of {case.lanes} trials of a node"
+    elif workers and node:
+        text += f": enough for one node with {workers} of these"
+    elif node:
+        text += f": enough for {nodes} {'nodes' if nodes > 1 else 'node'} at once"
+        another = ": jobs beyond the limit wait, and hold their node's memory meanwhile"
+    if not settings or (not workers and nodes >= case.enough):
+        ahead = tuple(one for one in settings.items() if one[0] == "stage.prefetch")
+        return Finding(what=what, status="ok", found=text, settings=ahead)
+    return warn_with(settings, another, what, text)
 
 
 def _asks(case: Case, node: int, beside: int) -> str:

@@ -1,9 +1,10 @@
 """Limits on this user's jobs that an evaluation's own idle jobs fill: what it gives up then, so that work goes on.
 
 Rule: precursors and idle metric workers hold places of a limit (MaxJobs, GrpTRES, MaxSubmit) that builds and trials need.
-Where nothing of it that works is left to end, the evaluation gives up half of its nodes. Where no other evaluation's work is
-left to end either, it gives up the precursor of its last node, and one job there stages and hosts the trials. Where that
-job alone is too large, it has half the lanes. What evaluations give up for each other: `coordinator.allocation.job_limits`.
+Where nothing of it that works is left to end, the evaluation keeps as many nodes as those places serve with all their
+trials, half of them at most. Where no other evaluation's work is left to end either, it gives up the precursor of its last
+node, and one job there stages and hosts the trials. Where that job alone is too large, it has half the lanes. What
+evaluations give up for each other: `coordinator.allocation.job_limits`.
 Called from: `step`.
 """
 
@@ -24,7 +25,10 @@ def reached(state: State, event: LimitReached) -> list[Action]:
         return []
     idle = sorted(idle_nodes(state), key=lambda n: (n.status == "ready", n.name))
     in_use = len(state.index.in_use)
-    if spare := idle[: in_use - max(1, in_use // 2)]:
+    # the jobs that run now have its places: each node that is kept needs one for its precursor and one a trial
+    lives = [phase for name in state.jobs.live for phase in state.jobs.by_name[name].members.values()]
+    served = lives.count("running") // (1 + state.index.lanes_in_use // max(1, in_use))
+    if spare := idle[: in_use - max(1, min(served, in_use // 2))]:
         why = f"a limit on jobs is reached: {event.why}"
         actions = [action for node in spare for action in nodes.withdraw(state, node.name, why, event.at)]
         _use_no_more(state, event.at)

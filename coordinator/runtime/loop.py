@@ -100,6 +100,7 @@ class Coordinator(Evaluations):
         # of the last listing: job -> the limit on this user's jobs that it waits for
         self._kept_out: Mapping[str, str] = {}
         self._few = (0, 0.0)  # nodes that such a limit left, until unix seconds
+        self._in_use = 0  # GPUs of all evaluations, in the last turn
         self.checks_nodes = False  # set by the daemon's `NodeChecker`, which empties `to_check`
         self.to_check: frozenset[str] = frozenset()  # nodes that would be offered, had they been checked
         self.turn_seconds = 0.0  # of the last turn
@@ -318,7 +319,10 @@ class Coordinator(Evaluations):
         states = self._states()
         in_use = any(state.nodes.by_name for state in states)
         demands = demand.demands(states)
-        every = self.pace.nodes if demands else 6 * self.pace.nodes
+        # what one evaluation gives back is offered at once, not at the next look
+        in_use_before, self._in_use = self._in_use, demand.gpus_in_use(states)
+        freed = self._in_use < in_use_before
+        every = (0.0 if freed else self.pace.nodes) if demands else 6 * self.pace.nodes
         wanted = (demands or in_use) and self._throttle.due("nodes", every, now)
         call = self.calls.ask(NODES, self.cluster.nodes) if wanted or self.calls.asking(NODES) else None
         if call is None:

@@ -19,6 +19,7 @@ QOS = {
     "few-submits": "MaxSubmitJobsPerUser=4",
     "few-cpus": "GrpTRES=cpu=2",
     "few-gpus": "MaxTRESPerUser=gres/gpu=1",
+    "four-jobs": "MaxJobsPerUser=4",
     "busy": "MaxJobsPerUser=4 MaxWall=00:18:00 GrpTRES=gres/gpu=3",
 }
 

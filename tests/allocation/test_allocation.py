@@ -27,6 +27,7 @@ from coordinator.allocation.stragglers import (
 )
 from coordinator.base import clock
 from coordinator.evaluation import nodes
+from coordinator.evaluation.limits import idle_nodes
 
 NAMES = [f"n{i}" for i in range(8)]
 
@@ -332,6 +333,33 @@ class Limited(Shared):
 def test_three_equal_evaluations_take_no_longer_than_one_after_the_other(seed, share):
     """Under the limit each waits at most for those before it: none holds its places with weights that are not used."""
     assert finish(Limited(seed, 3, share), 2000) <= 3 * finish(Limited(seed, 1, share), 2000)
+
+
+class Fitted(Limited):
+    """The settings of `doctor` and `init` for it: one trial at a time beside its precursor and a worker, nothing prefetched."""
+
+    def __init__(self, seed, evaluations):
+        super().__init__(seed, evaluations, 0.0)
+        self.kept = 0  # looks that found a job kept out while weights without a trial held a place
+
+    def arrives(self):
+        tenant = super().arrives()
+        self.limits = replace(self.limits, max_gpus=tenant.state.record.options.gpus_per_trial)
+        return tenant
+
+    def change(self):
+        super().change()
+        idle = [node for tenant in self.open for node in idle_nodes(tenant.state)]
+        self.kept += bool(self.kept_out() and len(idle) > 1)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_with_the_settings_that_fit_a_limit_nothing_staged_ahead_holds_a_place(seed):
+    """Three take no longer than three times a lone one, and a turn of 5 s for each of the two that are passed on to."""
+    lone, three = finish(Fitted(seed, 1), 2000), Fitted(seed, 3)
+    assert finish(three, 2000) <= 3 * lone + 2 * 5.0
+    assert three.kept == 0
+    assert not any("limit" in warning for tenant in three.tenants for warning in tenant.state.warnings)
 
 
 # --- nodes that are given back -------------------------------------------------------------------------------------------

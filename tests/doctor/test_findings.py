@@ -268,7 +268,7 @@ NAMES = ["MaxJobs jobs", "GrpTRES cpu", "GrpTRES mem", "GrpTRES gres/gpu", "MaxT
 
 @given(name=st.sampled_from(NAMES), most=st.integers(0, 200), hosting=st.booleans())
 def test_settings_that_a_finding_names_end_its_warning(name, most, hosting):
-    """Typed in as they stand, they leave a limit that is enough."""
+    """Typed in as they stand, they leave a limit that is enough; `init` writes the same."""
     kind, what = name.split()
     limit = Limit(name=kind, what=what, most=most * 1000 if what == "mem" else most, holder="QOS normal")
     settings = {"stage": {"host_trials": hosting}}
@@ -280,8 +280,13 @@ def test_settings_that_a_finding_names_end_its_warning(name, most, hosting):
 
     words = found().todo.replace(",", "").replace(":", "").split()
     signs = [i for i, word in enumerate(words) if word == "="]
-    for table, key, value in [(words[i - 2].strip("[]"), words[i - 1], words[i + 1]) for i in signs]:
-        settings[table] = settings.get(table, {}) | {key: int(value)}
+    named = [(words[i - 2].strip("[]"), words[i - 1], int(words[i + 1])) for i in signs]
+    written = found().settings
+    assert written == tuple((f"{table}.{key}", value) for table, key, value in named) or (
+        found().status == "ok" and dict(written) == {"stage.prefetch": 0}
+    )
+    for table, key, value in named:
+        settings[table] = settings.get(table, {}) | {key: value}
     assert not signs or found().status == "ok", (settings, found())
 
 

@@ -388,6 +388,10 @@ ROWS = {
     "nodes are given up for it": Row(
         {"restart": 0.01}, {"entries": 4}, {"running": 2, "reason": LIMITED}, nodes=(3, 8), warns=f"{LIMITED}"
     ),
+    "nodes are kept whose trials find a place": Row(
+        record={"entries": 8}, odd={"running": 7, "reason": LIMITED}, nodes=(8, 8), gpus=2,
+        holds=lambda w: w.state.nodes.most <= 7 // 3, examples=5,
+    ),
     "three places for three nodes": Row({"restart": 0.01}, {"entries": 4}, {"running": 3, "reason": LIMITED}, nodes=(3, 8)),
     "four places for two nodes": Row({"restart": 0.01}, {"entries": 4}, {"running": 4, "reason": LIMITED}, nodes=(2, 2)),
     "one job at a time": Row(

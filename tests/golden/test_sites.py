@@ -194,10 +194,13 @@ def test_doctor_says_the_same(name, site_of, monkeypatch, goldens, interpreter):
 
 @pytest.mark.parametrize("name", sorted(place.stem for place in RECORDED.iterdir()))
 def test_init_says_the_same(name, site_of, tmp_path, monkeypatch, goldens):
-    """The settings of the file that it writes, and the line that submits the daemon's job."""
+    """The settings of the file that it writes, once more with that file there, and the line that submits the daemon's job."""
     site = site_of(name)
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["init"])
+    first = Path("evalspan.toml").read_text()
+    CliRunner().invoke(app, ["init", "--force"])
+    assert Path("evalspan.toml").read_text() == first
     said = site.plain(
         re.sub(r"\S*/(evalspan-daemon|evaluate)\.sbatch", r"\1.sbatch", STYLE.sub("", done.output))
     )

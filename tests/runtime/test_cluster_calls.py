@@ -16,6 +16,7 @@ from support.loops import NoRedis, another, coordinator_on, until
 from support.simulated.parts import record
 
 from coordinator.allocation import demand
+from coordinator.allocation.allocate import Limits
 from coordinator.base import clock
 from coordinator.cluster import ClusterError, Job
 from coordinator.errors import RetryError
@@ -312,6 +313,19 @@ def test_gpus_that_come_free_on_its_node_are_lanes_and_are_promised_once(tmp_pat
     coordinator.cancel(first.state.evaluation_id, "enough")
     coordinator.tick()
     assert lanes_of(second) == {"n0": 8}
+
+
+def test_what_an_evaluation_gives_back_is_offered_to_the_next_one_at_once(tmp_path):
+    """And not when nodes are listed next, while settings let one of them work at a time."""
+    coordinator, _ = on(tmp_path, 2, 2)
+    coordinator.limits = Limits(max_gpus=2)
+    coordinator.pace = replace(coordinator.pace, nodes=3600.0)
+    first, second = (coordinator.accept(another(record(), number)) for number in (1, 2))
+    ticks(coordinator)
+    assert (lanes_of(first), lanes_of(second)) == ({"n0": 2}, {})
+    coordinator.cancel(first.state.evaluation_id, "enough")
+    ticks(coordinator)
+    assert sum(lanes_of(second).values()) == 2
 
 
 def test_a_fault_of_a_node_is_learnt_once(tmp_path):

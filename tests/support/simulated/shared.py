@@ -76,6 +76,7 @@ class Shared:
         self.down = set()
         self.arrivals = sorted(dice.randint(0, 60) * 5.0 for _ in range(dice.randint(2, 5)))
         self.tenants = []
+        self.in_use = 0  # GPUs of all evaluations, in the last turn
         self.few = (0, 0.0)  # nodes that a limit on jobs left, until when
 
     @property
@@ -168,6 +169,8 @@ class Shared:
             for tenant in self.open:
                 tenant.tick()
             self.now += 5.0
-            if self.dice.random() < 0.5:
+            # what is given back is offered at once
+            in_use, self.in_use = self.in_use, demand.gpus_in_use([t.state for t in self.open])
+            if self.dice.random() < 0.5 or self.in_use < in_use:
                 self.offer()
         raise AssertionError(f"not ended: {[t.summary() for t in self.open]}")
