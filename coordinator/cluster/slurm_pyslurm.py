@@ -14,6 +14,7 @@ from typing import Any
 from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import ClusterError, JobState, NodeState, RefusedError
 from coordinator.cluster.job_environment import client_environment
+from coordinator.cluster.pyslurm_queries import GPU
 from coordinator.cluster.sbatch_text import SlurmOptions
 from coordinator.cluster.slurm_cli import SlurmCli
 from coordinator.cluster.slurm_parse import NodeRow
@@ -55,10 +56,11 @@ class SlurmApi(SlurmCli):
         return [JobState(**row) for row in self._query("jobs", self.options.token)["found"]]
 
     def _node_rows(self) -> list[NodeRow]:
-        found = self._query("nodes")["found"]
-        self._nodes_by_command = found is None
-        if found is None:
+        # else those in use would read as free; asked for with the rules, not with each listing
+        self._nodes_by_command = GPU not in self.rules().config.get("AccountingStorageTRES", "").split(",")
+        if self._nodes_by_command:
             return super()._node_rows()
+        found = self._query("nodes")["found"]
         of = {"features", "partitions"}
         return [
             (NodeState(**node | {key: tuple(node[key]) for key in of}), default) for node, default in found

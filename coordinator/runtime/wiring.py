@@ -12,6 +12,7 @@ import re
 import shutil
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from coordinator.allocation.allocate import Limits
@@ -22,7 +23,14 @@ from coordinator.cluster.sbatch_text import ROLES, SlurmOptions
 from coordinator.cluster.slurm_cli import SlurmCli
 from coordinator.cluster.slurm_limits import ends
 from coordinator.cluster.slurm_pyslurm import SlurmApi
-from coordinator.cluster.slurm_rules import SCONTROL_SECONDS, Hosting, Wants, ask_hosting, unknown_partition
+from coordinator.cluster.slurm_rules import (
+    SCONTROL_SECONDS,
+    Hosting,
+    Wants,
+    ask_hosting,
+    ask_rules,
+    unknown_partition,
+)
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError, RetryError
 from coordinator.evaluation.job_specs import precursor_memory_mb, trial_memory_mb
@@ -37,7 +45,9 @@ from coordinator.services.redis_server import RedisServer, SiteRedis, local_addr
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.queue.redis_client import RedisAddress
 
-NODES_PACE = 1.5  # nodes are listed so many times less often than jobs: under 0.2 requests a second at 10 s
+NODES_PACE = (
+    1.5  # nodes are listed so many times less often than jobs: 0.17 looks a second at 10 s, of two RPCs each
+)
 MOST_WORKERS = 64  # metric workers without a setting: more would fill a CPU partition that others share
 PATIENCE_SECONDS = 0.25  # that the loop waits for one Slurm command before it goes on without the answer
 SUBMISSIONS_AT_ONCE = 8  # `sbatch` commands side by side, as of several users
@@ -48,11 +58,12 @@ def hosting(config: Config, cluster: Cluster) -> Hosting:
 
     ClusterError where the site cannot be asked; OperatorError where it lacks a partition that the settings name.
     """
-    if isinstance(cluster, LocalCluster):
+    if not isinstance(cluster, SlurmCli):
         return Hosting(listed=tuple(cluster.nodes()))
     options = slurm_options(config)
     site = ask_hosting(
         cluster,
+        cluster.rules,
         options.trial_partition,
         options.metric_partition,
         stage=config.stage.enabled,
@@ -64,9 +75,12 @@ def hosting(config: Config, cluster: Cluster) -> Hosting:
         "[borrow] best_effort": config.borrow.best_effort,
         **{f"[slurm.{role}] partition": options.role(purpose).partition for purpose, role in ROLES.items()},
     }
-    if site.rules is not None and (wrong := unknown_partition(site.rules, named)):
+    if site.rules is None or not unknown_partition(site.rules, named):
+        return site
+    rules = ask_rules()  # it may be there now; if not, partitions that are closed to this user are not named
+    if wrong := unknown_partition(rules, named):
         raise OperatorError(wrong)
-    return site
+    return replace(site, rules=rules)
 
 
 def at_site(record: EvaluationRecord, site: Hosting, config: Config) -> EvaluationRecord:

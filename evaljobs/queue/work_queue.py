@@ -82,6 +82,7 @@ class WorkQueue:
         self._file: Path | None = None
         self._client = client
         self._address = address
+        self._said: dict[bytes, Any] = {}  # claims and progress of the last snapshot, as Redis has them
 
     @classmethod
     def connect(cls, redis_file: Path, evaluation_id: str) -> WorkQueue:
@@ -132,13 +133,20 @@ class WorkQueue:
         epoch, unclaimed, claims, trials = self._read(
             ("HGET", "meta", "epoch"), ("HLEN", "where"), ("HGETALL", "claims"), ("HGETALL", "trials")
         )
-        claimed = {_text(s): json.loads(c) for s, c in claims.items()}
+        known, self._said = self._said, {}
+
+        def read(said: bytes, make: Callable[[Any], T]) -> T:
+            found: T = known.get(said) or make(json.loads(said))  # of thousands, few have changed
+            self._said[said] = found
+            return found
+
+        claimed = {_text(s): read(c, tuple) for s, c in claims.items()}
         return QueueSnapshot(
             epoch=None if epoch is None else _text(epoch),
             unclaimed=unclaimed,
             claims={s: trial for s, (trial, _) in claimed.items()},
             claimed_at={s: float(since) for s, (_, since) in claimed.items()},
-            trials={_text(t): _progress(json.loads(p)) for t, p in trials.items()},
+            trials={_text(t): read(p, _progress) for t, p in trials.items()},
         )
 
     def unclaimed(self) -> tuple[str, ...]:
