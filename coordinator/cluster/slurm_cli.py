@@ -98,12 +98,13 @@ class SlurmCli:
         return within_limits(place(job, self._nodes or ()), self.options, self.rules(), self._accounting)
 
     def rules(self) -> SiteRules:
-        """The site's rules, without which partitions are closed to this user. They and accounting are asked for every
-        LIMITS_SECONDS; where Slurm does not answer, the last answer counts. ClusterError without one.
+        """Asked for, with accounting, every LIMITS_SECONDS; where Slurm does not answer, the last answer counts.
+
+        ClusterError without one.
         """
         if time.monotonic() > self._asked_at + LIMITS_SECONDS:
             try:
-                self._rules = ask_rules(self._run, closed=False)
+                self._rules = ask_rules(self._run)
                 self._asked_at = time.monotonic()  # accounting may be away for longer
                 self._accounting = ask_accounting(self._rules, self._run) or Accounting()
             except ClusterError:

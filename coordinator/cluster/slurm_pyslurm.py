@@ -35,7 +35,6 @@ class SlurmApi(SlurmCli):
 
     def __init__(self, options: SlurmOptions) -> None:
         super().__init__(options)
-        self._nodes_by_command = False  # at the last listing
         try:
             self.version = self._query("version")["version"]
             slurm = self._run(["sinfo", "--version"]).split()
@@ -49,16 +48,17 @@ class SlurmApi(SlurmCli):
     @property
     def by_commands(self) -> str:
         """What Slurm's commands do all the same, in words."""
-        return BY_COMMANDS + NODES_BY_COMMAND * self._nodes_by_command
+        return BY_COMMANDS + NODES_BY_COMMAND * self._nodes_by_command()
+
+    def _nodes_by_command(self) -> bool:
+        return GPU not in self.rules().config.get("AccountingStorageTRES", "").split(",")
 
     def jobs(self) -> list[JobState]:
         """One query; the jobs whose comment has the token."""
         return [JobState(**row) for row in self._query("jobs", self.options.token)["found"]]
 
     def _node_rows(self) -> list[NodeRow]:
-        # else those in use would read as free; asked for with the rules, not with each listing
-        self._nodes_by_command = GPU not in self.rules().config.get("AccountingStorageTRES", "").split(",")
-        if self._nodes_by_command:
+        if self._nodes_by_command():  # else GPUs in use would read as free
             return super()._node_rows()
         found = self._query("nodes")["found"]
         of = {"features", "partitions"}

@@ -258,16 +258,15 @@ def ask_slurm(argv: Sequence[str]) -> str:
         raise ClusterError(f"{' '.join(argv)}: {error}" if argv[0] == "scontrol" else str(error)) from error
 
 
-def ask_rules(ask: Ask = ask_slurm, *, closed: bool = True) -> SiteRules:
-    """The site's settings and partitions. `closed`: those of other groups count as hidden, at the cost of one more
-    question. Raises ClusterError.
-    """
+def ask_rules(ask: Ask = ask_slurm) -> SiteRules:
+    """The site's settings and partitions; those of other groups count as hidden. Raises ClusterError."""
     listing = ("--oneliner", "show", "partition")
+    shown = {p.name for p in parse_partitions(ask(["scontrol", *listing]))}
     every = parse_partitions(ask(["scontrol", "--all", *listing]))
-    if closed:
-        shown = {p.name for p in parse_partitions(ask(["scontrol", *listing]))}
-        every = tuple(replace(p, hidden=p.hidden or p.name not in shown) for p in every)
-    return SiteRules(config=parse_config(ask(["scontrol", "show", "config"])), partitions=every)
+    return SiteRules(
+        config=parse_config(ask(["scontrol", "show", "config"])),
+        partitions=tuple(replace(p, hidden=p.hidden or p.name not in shown) for p in every),
+    )
 
 
 def ask_accounting(rules: SiteRules, ask: Ask = ask_slurm) -> Accounting | None:
@@ -414,25 +413,22 @@ class Hosting:
 
 def ask_hosting(
     cluster: Cluster,
-    rules: Callable[[], SiteRules],
+    rules: SiteRules,
     partition: str | None,
     cpu_partition: str | None = None,
     *,
     stage: bool = True,
     free: bool = True,
 ) -> Hosting:
-    """The site's rules for staging and metrics. `rules`: asks for Slurm's. Raises ClusterError where the cluster does not
-    answer.
-    """
+    """The site's rules for staging and metrics. Raises ClusterError where the cluster does not answer."""
     listed = tuple(cluster.nodes())
     nodes = tuple(n for n in listed if n.usable and n.gpus)
     refusal = precursor_refusal(cluster, [n.name for n in nodes]) if stage and free else ""
-    known = rules()
     return Hosting(
-        reason=host_reason(known, partition, refusal, stage=stage) if free else "",
+        reason=host_reason(rules, partition, refusal, stage=stage) if free else "",
         partition=partition,
         cpu_partition=cpu_partition,
-        rules=known,
+        rules=rules,
         nodes=nodes,
         listed=listed,
         free=free and stage,

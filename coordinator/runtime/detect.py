@@ -104,17 +104,11 @@ def _one_job(
     for index, phase in info.members.items():
         if phase == "ended":
             continue
-        found = by_index.get(index)
-        over = found is not None and found.phase == "ended" and not _may_leave(state, info, index)
-        own = replace(grace, outcome=0.0) if over else grace
-        events += _one_member(name, index, phase, found, seen=seen, grace=own, now=now)
+        leaves_none = info.released_at is not None and info.job.purpose in RELEASED
+        at_once = leaves_none or jobs.accounted(state, info, index)
+        own = replace(grace, outcome=0.0) if at_once else grace
+        events += _one_member(name, index, phase, by_index.get(index), seen=seen, grace=own, now=now)
     return events
-
-
-def _may_leave(state: State, info: JobInfo, index: int) -> bool:
-    """May an outcome of this member still come?"""
-    released = info.released_at is not None and info.job.purpose in RELEASED
-    return not (released or jobs.accounted(state, info, index))
 
 
 def _one_member(

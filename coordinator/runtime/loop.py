@@ -249,10 +249,10 @@ class Coordinator(Evaluations):
         every = min(self.pace.jobs, self.pace.last_jobs) if ending else self.pace.jobs
         left = any(parked.ending for parked in self.parked.values())
         idle = not (self.running or left)
-        if (idle or (ending and not self._ending)) and not self.calls.asking(JOBS):
-            self._throttle.due(
-                "jobs", 0.0, now
-            )  # a look at jobs that are just submitted or released shows nothing
+        if idle or (
+            ending and not self._ending
+        ):  # jobs just submitted or released: a look would show nothing
+            self._throttle.due("jobs", 0.0, now)
         self._ending = ending
         if idle:
             return None

@@ -12,7 +12,6 @@ import re
 import shutil
 import stat
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from coordinator.allocation.allocate import Limits
@@ -23,14 +22,7 @@ from coordinator.cluster.sbatch_text import ROLES, SlurmOptions
 from coordinator.cluster.slurm_cli import SlurmCli
 from coordinator.cluster.slurm_limits import ends
 from coordinator.cluster.slurm_pyslurm import SlurmApi
-from coordinator.cluster.slurm_rules import (
-    SCONTROL_SECONDS,
-    Hosting,
-    Wants,
-    ask_hosting,
-    ask_rules,
-    unknown_partition,
-)
+from coordinator.cluster.slurm_rules import SCONTROL_SECONDS, Hosting, Wants, ask_hosting, unknown_partition
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError, RetryError
 from coordinator.evaluation.job_specs import precursor_memory_mb, trial_memory_mb
@@ -45,9 +37,7 @@ from coordinator.services.redis_server import RedisServer, SiteRedis, local_addr
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.queue.redis_client import RedisAddress
 
-NODES_PACE = (
-    1.5  # nodes are listed so many times less often than jobs: 0.17 looks a second at 10 s, of two RPCs each
-)
+NODES_PACE = 1.5  # nodes are listed so many times less often than jobs: two RPCs each
 MOST_WORKERS = 64  # metric workers without a setting: more would fill a CPU partition that others share
 PATIENCE_SECONDS = 0.25  # that the loop waits for one Slurm command before it goes on without the answer
 SUBMISSIONS_AT_ONCE = 8  # `sbatch` commands side by side, as of several users
@@ -63,7 +53,7 @@ def hosting(config: Config, cluster: Cluster) -> Hosting:
     options = slurm_options(config)
     site = ask_hosting(
         cluster,
-        cluster.rules,
+        cluster.rules(),
         options.trial_partition,
         options.metric_partition,
         stage=config.stage.enabled,
@@ -75,12 +65,9 @@ def hosting(config: Config, cluster: Cluster) -> Hosting:
         "[borrow] best_effort": config.borrow.best_effort,
         **{f"[slurm.{role}] partition": options.role(purpose).partition for purpose, role in ROLES.items()},
     }
-    if site.rules is None or not unknown_partition(site.rules, named):
-        return site
-    rules = ask_rules()  # it may be there now; if not, partitions that are closed to this user are not named
-    if wrong := unknown_partition(rules, named):
+    if site.rules is not None and (wrong := unknown_partition(site.rules, named)):
         raise OperatorError(wrong)
-    return replace(site, rules=rules)
+    return site
 
 
 def at_site(record: EvaluationRecord, site: Hosting, config: Config) -> EvaluationRecord:

@@ -82,7 +82,9 @@ class WorkQueue:
         self._file: Path | None = None
         self._client = client
         self._address = address
-        self._said: dict[bytes, Any] = {}  # claims and progress of the last snapshot, as Redis has them
+        # what Redis says of claims and progress at the last snapshot: of thousands, few change
+        self._claims: dict[bytes, tuple[str, float]] = {}
+        self._progress: dict[bytes, Progress] = {}
 
     @classmethod
     def connect(cls, redis_file: Path, evaluation_id: str) -> WorkQueue:
@@ -133,20 +135,15 @@ class WorkQueue:
         epoch, unclaimed, claims, trials = self._read(
             ("HGET", "meta", "epoch"), ("HLEN", "where"), ("HGETALL", "claims"), ("HGETALL", "trials")
         )
-        known, self._said = self._said, {}
-
-        def read(said: bytes, make: Callable[[Any], T]) -> T:
-            found: T = known.get(said) or make(json.loads(said))  # of thousands, few have changed
-            self._said[said] = found
-            return found
-
-        claimed = {_text(s): read(c, tuple) for s, c in claims.items()}
+        self._claims = {c: self._claims.get(c) or json.loads(c) for c in claims.values()}
+        self._progress = {p: self._progress.get(p) or _progress(json.loads(p)) for p in trials.values()}
+        claimed = {_text(s): self._claims[c] for s, c in claims.items()}
         return QueueSnapshot(
             epoch=None if epoch is None else _text(epoch),
             unclaimed=unclaimed,
             claims={s: trial for s, (trial, _) in claimed.items()},
             claimed_at={s: float(since) for s, (_, since) in claimed.items()},
-            trials={_text(t): read(p, _progress) for t, p in trials.items()},
+            trials={_text(t): self._progress[p] for t, p in trials.items()},
         )
 
     def unclaimed(self) -> tuple[str, ...]:

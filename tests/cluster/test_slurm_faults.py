@@ -134,7 +134,7 @@ def test_limits_are_asked_for_once_in_a_while_and_hold_while_accounting_is_away(
     shown = f'{calls}; case "$*" in *config) echo {config};; *) echo {partition};; esac'
     wrapped(tmp_path, scontrol=shown, sacctmgr=f"{calls}; echo 'error: Connection refused' >&2; exit 1")
     assert [slurm.within_limits(JOB).time_limit_seconds for _ in range(2)] == [300, 300]
-    assert (tmp_path / "calls").read_text() == "x\n" * 3
+    assert (tmp_path / "calls").read_text() == "x\n" * 4
 
 
 # --- pyslurm -----------------------------------------------------------------------------------------------------------
@@ -187,6 +187,7 @@ def test_pyslurm_gives_the_records_that_the_commands_give(tmp_path):
     slurm = SlurmApi(site(tmp_path))
     by_command = text.parse_queue((RECORDED / "squeue.txt").read_text(), "t")
     assert sorted(slurm.jobs(), key=str) == sorted(by_command, key=str)
+    assert "sinfo" not in slurm.by_commands
     rows = text.parse_sinfo((RECORDED / "sinfo.txt").read_text())
     assert list(map(used, slurm.nodes())) == list(map(used, text.nodes_of(rows, slurm.options)))
 
@@ -195,7 +196,6 @@ def test_nodes_come_from_sinfo_where_slurm_does_not_account_gpus(tmp_path):
     """Else those in use would read as free; `doctor` names it."""
     listing = (RECORDED / "sinfo.txt").read_text()
     slurm = SlurmApi(site(tmp_path, sinfo=listing, tres="cpu,mem,gres/gpu:a100"))
-    assert "sinfo" not in slurm.by_commands
     assert slurm.nodes() == text.nodes_of(text.parse_sinfo(listing), slurm.options)
     assert "sinfo" in slurm.by_commands
 

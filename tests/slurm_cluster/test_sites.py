@@ -116,7 +116,7 @@ def test_an_evaluation_costs_the_controller_few_rpcs(plain_cluster, make_site):
     assert kinds["REQUEST_JOB_USER_INFO"] <= looks + 2
     assert kinds["REQUEST_NODE_INFO"] <= looks
     listings = kinds["REQUEST_JOB_USER_INFO"] + kinds["REQUEST_NODE_INFO"]
-    assert kinds["REQUEST_PARTITION_INFO"] <= listings + 1
+    assert kinds["REQUEST_PARTITION_INFO"] <= listings + 2
     assert kinds["REQUEST_BUILD_INFO"] <= 2
     assert kinds["REQUEST_FED_INFO"] <= 1  # `sbatch --test-only`
     assert kinds.total() <= kinds["REQUEST_SUBMIT_BATCH_JOB"] + 2 * listings + 6, kinds
