@@ -181,7 +181,7 @@ def daemon(options: Options) -> Rows:
 def scale(options: Options) -> Rows:
     """So many evaluations on so many synthetic GPUs at once: what was lost, and what it cost the coordinator."""
     settings = {"evaluations": options.evaluations, "tasks": options.tasks} | DRAWN
-    with dev_cluster(nodes=options.nodes, gpus=GPUS, cpu_nodes=2) as cluster:
+    with dev_cluster(nodes=options.nodes, gpus=options.gpus, cpu_nodes=2) as cluster:
         site = on_slurm.furnished(cluster, "scale", settings, options.answer)
         costs = on_slurm.run_daemon(site, seconds=3600, own_machine=True)
         told = {folder: site.events(folder) for folder in site.evaluations()}
@@ -214,7 +214,8 @@ OPTIONS = (
     option("--status", 0, "evaluations that `status` lists"),
     option("--idle", 30.0, "seconds that the idle daemon is watched for; 0: no daemon"),
     option("--scale", False, "many evaluations on many synthetic GPUs", action="store_true"),
-    option("--nodes", 32, "scale: nodes of 8 GPUs"),
+    option("--nodes", 32, "scale: nodes"),
+    option("--gpus", GPUS, "scale: GPUs of each; 74 nodes of 64 are 4,736 lanes"),
     option("--evaluations", 20, "scale: evaluations at once"),
     option("--tasks", 60, "scale: of an evaluation"),
     option("--answer", 0.0, "scale: seconds that each Slurm command takes more"),
