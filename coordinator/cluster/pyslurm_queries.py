@@ -61,10 +61,8 @@ def members(number: int | None, waiting: str | None) -> list[int]:
     return found
 
 
-def nodes(pyslurm: Any) -> Iterable[NodeRow] | None:
-    """Each node in each of its partitions, as of `parse_sinfo`. None: Slurm does not account GPUs, so those in use are unknown."""
-    if GPU not in pyslurm.slurmctld.Config.load().accounting_storage_tres:
-        return None
+def nodes(pyslurm: Any) -> Iterable[NodeRow]:
+    """Each node in each of its partitions, as of `parse_sinfo`."""
     partitions = {part.name: part for part in pyslurm.Partitions.load().values()}
     return [
         (_node(node, part), part.is_default)
@@ -131,10 +129,10 @@ def state_long(state: str) -> str:
     return next((word for holds, word in words if holds), base.lower() + mark)
 
 
-QUERIES: Mapping[str, Callable[..., Iterable[Any] | None]] = {
+QUERIES: Mapping[str, Callable[..., Iterable[Any]]] = {
     "jobs": jobs,
     "nodes": nodes,
-    "version": lambda _: None,
+    "version": lambda _: (),
 }
 
 
@@ -144,8 +142,7 @@ def main(query: str, *arguments: str) -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the library's own words are no answer
     pyslurm = importlib.import_module("pyslurm")
     try:
-        found = QUERIES[query](pyslurm, *arguments)
-        rows = None if found is None else list(found)
+        rows = list(QUERIES[query](pyslurm, *arguments))
     except pyslurm.PyslurmError as error:
         sys.exit(str(error))
     print(

@@ -63,7 +63,8 @@ class SlurmCli:
         return self._queue(f"--name={name}", None)
 
     def _queue(self, wanted: str, token: str | None) -> list[JobState]:
-        argv = ["squeue", "--me", "--all", "--array", wanted, f"--format={text.QUEUE_FORMAT}"]
+        # --local: else each one asks for the federation, too
+        argv = ["squeue", "--me", "--local", "--all", "--array", wanted, f"--format={text.QUEUE_FORMAT}"]
         return text.parse_queue(self._run(argv), token)
 
     def nodes(self) -> list[NodeState]:
@@ -89,11 +90,18 @@ class SlurmCli:
     def within_limits(self, job: Job) -> Job:
         """Cut the job's time limit to what its partition, account and QOS allow, and keep it off excluded nodes.
 
-        They are asked for every LIMITS_SECONDS; where Slurm does not answer, the last answer counts. Without one this
-        raises ClusterError, since Slurm refuses for good, or never starts, a job of more than MaxTime.
+        Without the site's rules this raises ClusterError, since Slurm refuses for good, or never starts, a job of more
+        than MaxTime.
         """
         if self._nodes is None:
             self.nodes()
+        return within_limits(place(job, self._nodes or ()), self.options, self.rules(), self._accounting)
+
+    def rules(self) -> SiteRules:
+        """Asked for, with accounting, every LIMITS_SECONDS; where Slurm does not answer, the last answer counts.
+
+        ClusterError without one.
+        """
         if time.monotonic() > self._asked_at + LIMITS_SECONDS:
             try:
                 self._rules = ask_rules(self._run)
@@ -102,7 +110,7 @@ class SlurmCli:
             except ClusterError:
                 if not self._rules.config:
                     raise
-        return within_limits(place(job, self._nodes or ()), self.options, self._rules, self._accounting)
+        return self._rules
 
     def cancel(self, job_ids: Sequence[str]) -> None:
         """Run one `scancel` per thousand jobs; ignores ids that are gone."""

@@ -14,6 +14,7 @@ from typing import Any
 from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import ClusterError, JobState, NodeState, RefusedError
 from coordinator.cluster.job_environment import client_environment
+from coordinator.cluster.pyslurm_queries import GPU
 from coordinator.cluster.sbatch_text import SlurmOptions
 from coordinator.cluster.slurm_cli import SlurmCli
 from coordinator.cluster.slurm_parse import NodeRow
@@ -34,7 +35,6 @@ class SlurmApi(SlurmCli):
 
     def __init__(self, options: SlurmOptions) -> None:
         super().__init__(options)
-        self._nodes_by_command = False  # at the last listing
         try:
             self.version = self._query("version")["version"]
             slurm = self._run(["sinfo", "--version"]).split()
@@ -48,17 +48,19 @@ class SlurmApi(SlurmCli):
     @property
     def by_commands(self) -> str:
         """What Slurm's commands do all the same, in words."""
-        return BY_COMMANDS + NODES_BY_COMMAND * self._nodes_by_command
+        return BY_COMMANDS + NODES_BY_COMMAND * self._nodes_by_command()
+
+    def _nodes_by_command(self) -> bool:
+        return GPU not in self.rules().config.get("AccountingStorageTRES", "").split(",")
 
     def jobs(self) -> list[JobState]:
         """One query; the jobs whose comment has the token."""
         return [JobState(**row) for row in self._query("jobs", self.options.token)["found"]]
 
     def _node_rows(self) -> list[NodeRow]:
-        found = self._query("nodes")["found"]
-        self._nodes_by_command = found is None
-        if found is None:
+        if self._nodes_by_command():  # else GPUs in use would read as free
             return super()._node_rows()
+        found = self._query("nodes")["found"]
         of = {"features", "partitions"}
         return [
             (NodeState(**node | {key: tuple(node[key]) for key in of}), default) for node, default in found

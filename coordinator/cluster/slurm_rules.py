@@ -413,6 +413,7 @@ class Hosting:
 
 def ask_hosting(
     cluster: Cluster,
+    rules: SiteRules,
     partition: str | None,
     cpu_partition: str | None = None,
     *,
@@ -423,7 +424,6 @@ def ask_hosting(
     listed = tuple(cluster.nodes())
     nodes = tuple(n for n in listed if n.usable and n.gpus)
     refusal = precursor_refusal(cluster, [n.name for n in nodes]) if stage and free else ""
-    rules = ask_rules()
     return Hosting(
         reason=host_reason(rules, partition, refusal, stage=stage) if free else "",
         partition=partition,

@@ -105,7 +105,7 @@ def end(state: State, jobs: Iterable[JobInfo], now: float) -> list[Action]:
             indexes.mark_cancelled(state, trial)
         if not info.job_id:
             continue
-        left = [member for member in info.members if not _accounted(state, info, member)]
+        left = [member for member in info.members if not accounted(state, info, member)]
         if len(left) == len(info.members):
             actions.append(CancelJob(job_id=info.job_id))
         else:
@@ -113,7 +113,7 @@ def end(state: State, jobs: Iterable[JobInfo], now: float) -> list[Action]:
     return actions
 
 
-def _accounted(state: State, info: JobInfo, member: int) -> bool:
+def accounted(state: State, info: JobInfo, member: int) -> bool:
     """Have all trials of this member of a job left their outcomes?"""
     trials = info.trials if info.job.purpose == "host" else info.trials[member : member + 1]
     return bool(trials) and not any(trial in state.trials.live for trial in trials)

@@ -8,12 +8,13 @@ cancels it, since a restarted controller may give an id out twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from coordinator.allocation import job_limits
 from coordinator.cluster import COORDINATOR_ENDED, Job, JobState, slurm_limits
 from coordinator.diagnosis.verdict import Diagnosis
-from coordinator.evaluation import renewals
+from coordinator.evaluation import jobs, renewals
+from coordinator.evaluation.ending import RELEASED
 from coordinator.evaluation.events import (
     AnyEvent,
     BackOffOver,
@@ -41,7 +42,7 @@ class Grace:
     hung: float = 900.0  # a running trial without progress
     limited: float = 20.0  # jobs that a limit keeps out, while only idle jobs of the evaluation run
     overdue: float = 60.0  # a job that was cancelled or released
-    outcome: float = 0.0  # an ended job: on NFS its files may appear after the listing shows its end
+    outcome: float = 0.0  # an ended job whose outcome may come: on NFS, after the listing shows its end
 
 
 @dataclass(slots=True)
@@ -70,14 +71,14 @@ def job_events(
     for name in sorted(state.jobs.live):
         info = state.jobs.by_name[name]
         members = by_name.get(name, [])
-        events += _one_job(info, members, seen, grace, now)
+        events += _one_job(state, info, members, seen, grace=grace, now=now)
         own = info.job_id or (members[0].job_id if members else "")
         twins += sorted({m.job_id for m in members if m.job_id != own and m.phase != "ended"})
     return events, twins
 
 
 def _one_job(
-    info: JobInfo, members: Sequence[JobState], seen: Sightings, grace: Grace, now: float
+    state: State, info: JobInfo, members: Sequence[JobState], seen: Sightings, *, grace: Grace, now: float
 ) -> list[AnyEvent]:
     name = info.job.name
     if not members and info.phase in ("uncertain", "intended"):
@@ -103,7 +104,10 @@ def _one_job(
     for index, phase in info.members.items():
         if phase == "ended":
             continue
-        events += _one_member(name, index, phase, by_index.get(index), seen=seen, grace=grace, now=now)
+        leaves_none = info.released_at is not None and info.job.purpose in RELEASED
+        at_once = leaves_none or jobs.accounted(state, info, index)
+        own = replace(grace, outcome=0.0) if at_once else grace
+        events += _one_member(name, index, phase, by_index.get(index), seen=seen, grace=own, now=now)
     return events
 
 

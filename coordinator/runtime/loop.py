@@ -58,10 +58,11 @@ class Keeper(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """Seconds between two looks. A Slurm controller gets at most 0.2 requests a second in all."""
+    """Seconds between two looks, each of which is two RPCs of a Slurm controller."""
 
     tick: float = 0.2
     jobs: float = 10.0
+    last_jobs: float = 4.0  # where all evaluations end: most jobs have ended so long after the results
     nodes: float = 10.0
     redis: float = 2.0
     lease: float = 30.0
@@ -99,6 +100,7 @@ class Coordinator(Evaluations):
         self._throttle = Throttle()
         # of the last listing: job -> the limit on this user's jobs that it waits for
         self._kept_out: Mapping[str, str] = {}
+        self._ending = False  # at the last turn: are the last jobs of all evaluations to end?
         self._few = (0, 0.0)  # nodes that such a limit left, until unix seconds
         self._in_use = 0  # GPUs of all evaluations, in the last turn
         self.checks_nodes = False  # set by the daemon's `NodeChecker`, which empties `to_check`
@@ -245,9 +247,15 @@ class Coordinator(Evaluations):
     def _listing(self, now: float) -> list[JobState] | None:
         # while all evaluations end, a command waits for the last jobs; of many evaluations one always ends
         ending = all(r.state.winding_down for r in self.running.values())
-        every = min(self.pace.jobs, 2.0) if ending else self.pace.jobs
+        every = min(self.pace.jobs, self.pace.last_jobs) if ending else self.pace.jobs
         left = any(parked.ending for parked in self.parked.values())
-        if not (self.running or left):
+        idle = not (self.running or left)
+        if idle or (
+            ending and not self._ending
+        ):  # jobs just submitted or released: a look would show nothing
+            self._throttle.due("jobs", 0.0, now)
+        self._ending = ending
+        if idle:
             return None
         if not self.calls.asking(JOBS) and not self._throttle.due("jobs", every, now):
             return None

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -47,7 +48,7 @@ from coordinator.runtime import causes, detect
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.finalize import try_report
 from coordinator.runtime.journal import CopiedJournalError, Journal, line_of, replayed
-from coordinator.runtime.summarise import summary_now
+from coordinator.runtime.summarise import summary_now, values_in
 from coordinator.runtime.summary import WRITE_SECONDS, Summary, failed_jobs, write_summary
 from coordinator.services.metric_queue import MetricQueue
 from evaljobs.contract.folded import exists
@@ -114,6 +115,7 @@ class Running:
         self._refused: tuple[str, ...] = ()  # missing shards that Redis did not take; journalled already
         self._strange: set[str] = set()  # response files with unknown shards, logged already
         self._failed = failed_jobs(self.paths) if state.seen else {}  # job or trial -> its error
+        self._read = cache(values_in)  # a score file is read once; what it says goes with the evaluation
         self._summary: Summary | None = None
         self._written: Summary | None = None  # the summary in the file
 
@@ -193,7 +195,7 @@ class Running:
         """Its summary, made anew at most once in SUMMARY_SECONDS. `now`: unix seconds."""
         if self._throttle.due("summary", SUMMARY_SECONDS, now) or self._summary is None:
             self._summary = summary_now(
-                self.state, self.paths, now, self.snapshot, self.listed, failed=self._failed
+                self.state, self.paths, now, self.snapshot, self.listed, failed=self._failed, read=self._read
             )
         return self._summary
 

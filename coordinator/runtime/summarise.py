@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -121,26 +121,26 @@ def summary_now(
     listed: Sequence[JobState] = (),
     *,
     failed: Mapping[str, str] | None = None,
+    read: Callable[[str, int], Sequence[ScoreValue]] | None = None,
 ) -> Summary:
-    """`summary_of`, with what the files of the evaluation say. `failed`: job or trial -> its error; None: read here."""
-    made = summary_of(state, now, snapshot, listed, _values)
+    """`summary_of`, with what its files say. `failed`: job or trial -> its error; None: read here. `read`: `values_in`."""
+    made = summary_of(state, now, snapshot, listed, partial(_values, read or values_in))
     if state.ended_at is None:
         failed = failed_jobs(paths) if failed is None else failed
         return made.model_copy(update={"failed_jobs": dict(failed)})
     return with_costs(made, paths).model_copy(update={"journal_bytes": paths.journal.stat().st_size})
 
 
-def _values(entry: EntryState) -> Sequence[ScoreValue]:
+def _values(read: Callable[[str, int], Sequence[ScoreValue]], entry: EntryState) -> Sequence[ScoreValue]:
     file = Path(entry.result_file)
     with suppress(OSError):  # a retry goes on with the scores that were archived before
         place = file if file.exists() else archive_of(file.parent.parent)
-        return _values_in(entry.result_file, place.stat().st_mtime_ns)
+        return read(entry.result_file, place.stat().st_mtime_ns)
     return ()
 
 
-@lru_cache(maxsize=1000)
-def _values_in(file: str, _written_at: int) -> Sequence[ScoreValue]:
-    """The values in a score file; it is read once."""
+def values_in(file: str, _written_at: int) -> Sequence[ScoreValue]:
+    """The values in a score file."""
     return groups_or_tasks(read_json(Path(file)))
 
 

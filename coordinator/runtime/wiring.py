@@ -37,7 +37,7 @@ from coordinator.services.redis_server import RedisServer, SiteRedis, local_addr
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.queue.redis_client import RedisAddress
 
-NODES_PACE = 1.5  # nodes are listed so many times less often than jobs: under 0.2 requests a second at 10 s
+NODES_PACE = 1.5  # nodes are listed so many times less often than jobs: two RPCs each
 MOST_WORKERS = 64  # metric workers without a setting: more would fill a CPU partition that others share
 PATIENCE_SECONDS = 0.25  # that the loop waits for one Slurm command before it goes on without the answer
 SUBMISSIONS_AT_ONCE = 8  # `sbatch` commands side by side, as of several users
@@ -48,11 +48,12 @@ def hosting(config: Config, cluster: Cluster) -> Hosting:
 
     ClusterError where the site cannot be asked; OperatorError where it lacks a partition that the settings name.
     """
-    if isinstance(cluster, LocalCluster):
+    if not isinstance(cluster, SlurmCli):
         return Hosting(listed=tuple(cluster.nodes()))
     options = slurm_options(config)
     site = ask_hosting(
         cluster,
+        cluster.rules(),
         options.trial_partition,
         options.metric_partition,
         stage=config.stage.enabled,

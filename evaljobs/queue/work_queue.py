@@ -82,6 +82,9 @@ class WorkQueue:
         self._file: Path | None = None
         self._client = client
         self._address = address
+        # what Redis says of claims and progress at the last snapshot: of thousands, few change
+        self._claims: dict[bytes, tuple[str, float]] = {}
+        self._progress: dict[bytes, Progress] = {}
 
     @classmethod
     def connect(cls, redis_file: Path, evaluation_id: str) -> WorkQueue:
@@ -132,13 +135,15 @@ class WorkQueue:
         epoch, unclaimed, claims, trials = self._read(
             ("HGET", "meta", "epoch"), ("HLEN", "where"), ("HGETALL", "claims"), ("HGETALL", "trials")
         )
-        claimed = {_text(s): json.loads(c) for s, c in claims.items()}
+        self._claims = {c: self._claims.get(c) or json.loads(c) for c in claims.values()}
+        self._progress = {p: self._progress.get(p) or _progress(json.loads(p)) for p in trials.values()}
+        claimed = {_text(s): self._claims[c] for s, c in claims.items()}
         return QueueSnapshot(
             epoch=None if epoch is None else _text(epoch),
             unclaimed=unclaimed,
             claims={s: trial for s, (trial, _) in claimed.items()},
             claimed_at={s: float(since) for s, (_, since) in claimed.items()},
-            trials={_text(t): _progress(json.loads(p)) for t, p in trials.items()},
+            trials={_text(t): self._progress[p] for t, p in trials.items()},
         )
 
     def unclaimed(self) -> tuple[str, ...]:

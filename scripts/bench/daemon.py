@@ -28,7 +28,7 @@ from typing import Any
 from chaos_lib.campaign import laws_broken
 from chaos_lib.site import Site, place
 from dev_cluster.api import dev_cluster
-from dev_cluster.testing import wait_until
+from dev_cluster.testing import rpcs, wait_until
 from support.simulated.large import Large, plain_step
 
 from bench import on_slurm
@@ -146,13 +146,16 @@ def daemon(options: Options) -> Rows:
         config = site.folder / "evalspan.toml"
         config.write_text(config.read_text().replace("poll_seconds = 1.0", f"poll_seconds = {POLL_SECONDS}"))
         on_slurm.count_commands(site)
+        none = rpcs(where.cluster)
         process = site.start("daemon")
         try:
             wait_until((site.work / "redis" / "address.json").exists, "the daemon's Redis")
             site.start("submit", str(site.folder / "tiny"), "--suite", str(site.suite)).wait()
             announced = time.time()
             wait_until(lambda: any(e["kind"] == "results-written" for e in site.events()), "results", 600)
-            ended, asked, events = time.time(), on_slurm.counted(site), site.events()
+            ended, events = time.time(), site.events()
+            wait_until(lambda: any(e["kind"] == "ended" for e in site.events()), "the last jobs' ends")
+            asked, kinds = on_slurm.counted(site), rpcs(where.cluster) - none
             wait_until(lambda: not site.user(["squeue", "--noheader"]), "an empty queue")
             before, _ = on_slurm.cost(process.pid)
             time.sleep(options.idle)
@@ -167,7 +170,10 @@ def daemon(options: Options) -> Rows:
     if waited:  # none where each trial ran one shard
         yield row("seconds from a shard to the next, median", statistics.median(waited), 0.1)
     yield row("submissions per node", statistics.mean(counts), 2)
-    yield row("polls a second", (asked["squeue"] + asked["sinfo"]) / seconds, 0.2)
+    yield row(
+        "RPCs of the evaluation and of the daemon's start, by sdiag", kinds.total(), 35, **kinds, calls=asked
+    )
+    yield row("RPCs a second", kinds.total() / seconds, 1)
     yield row("idle: % of a core", 100 * (after - before) / options.idle, 1)
     yield row("idle: resident MB", rss, 200)
 
@@ -175,7 +181,7 @@ def daemon(options: Options) -> Rows:
 def scale(options: Options) -> Rows:
     """So many evaluations on so many synthetic GPUs at once: what was lost, and what it cost the coordinator."""
     settings = {"evaluations": options.evaluations, "tasks": options.tasks} | DRAWN
-    with dev_cluster(nodes=options.nodes, gpus=GPUS, cpu_nodes=2) as cluster:
+    with dev_cluster(nodes=options.nodes, gpus=options.gpus, cpu_nodes=2) as cluster:
         site = on_slurm.furnished(cluster, "scale", settings, options.answer)
         costs = on_slurm.run_daemon(site, seconds=3600, own_machine=True)
         told = {folder: site.events(folder) for folder in site.evaluations()}
@@ -208,7 +214,8 @@ OPTIONS = (
     option("--status", 0, "evaluations that `status` lists"),
     option("--idle", 30.0, "seconds that the idle daemon is watched for; 0: no daemon"),
     option("--scale", False, "many evaluations on many synthetic GPUs", action="store_true"),
-    option("--nodes", 32, "scale: nodes of 8 GPUs"),
+    option("--nodes", 32, "scale: nodes"),
+    option("--gpus", GPUS, "scale: GPUs of each; 74 nodes of 64 are 4,736 lanes"),
     option("--evaluations", 20, "scale: evaluations at once"),
     option("--tasks", 60, "scale: of an evaluation"),
     option("--answer", 0.0, "scale: seconds that each Slurm command takes more"),

@@ -5,6 +5,9 @@ Rule: waits poll with a deadline in seconds and fail by an AssertionError that n
 
 from __future__ import annotations
 
+import re
+import subprocess
+from collections import Counter
 from collections.abc import Callable
 
 from dev_cluster import procs
@@ -41,6 +44,19 @@ def unfinished(cluster: Cluster) -> list[str]:
     """
     states = "--states=PENDING,CONFIGURING,RUNNING,SUSPENDED"
     return cluster.run_as_user(["squeue", "--noheader", states, "--format=%j"], check=True).stdout.split()
+
+
+# what nodes and root send by themselves, and what `rpcs` itself costs
+_OF_NODES = re.compile(r"MESSAGE_|REQUEST_(COMPLETE|STEP|PING|STATS|CONFIG)")
+
+
+def rpcs(cluster: Cluster) -> Counter[str]:
+    """RPCs that the controller has counted (`sdiag`), by kind, less those of nodes."""
+    said = subprocess.run(["sdiag"], env=cluster.user_env, capture_output=True, text=True, check=True).stdout
+    rows = re.findall(
+        r"^\s*(\S+)\s+\(.*?\)\s+count:(\d+)", said.partition("statistics by user")[0], re.MULTILINE
+    )
+    return Counter({kind: int(count) for kind, count in rows if not _OF_NODES.match(kind)})
 
 
 def wait_until(

@@ -158,17 +158,20 @@ def collection(name):
         return SimpleNamespace(values=lambda: rows)
     return SimpleNamespace(load=load)
 Jobs, Nodes, Partitions = map(collection, ("jobs", "nodes", "partitions"))
-slurmctld = SimpleNamespace(Config=SimpleNamespace(load=lambda: SimpleNamespace(accounting_storage_tres=SITE["tres"])))
 """
 
 
-def site(folder, *, source=MODULE, version="25.11.7", sinfo="", **more):
-    """A site whose pyslurm is this source, with `sinfo` as its only command."""
+def site(folder, *, source=MODULE, version="25.11.7", sinfo="", tres="cpu,mem,gres/gpu", **more):
+    """A site whose pyslurm is this source, with `sinfo`, and `scontrol` that tells what is accounted."""
     (folder / "pyslurm.py").write_text(source)
     (folder / "listing").write_text(sinfo)
     command = f'#!/bin/sh\n[ "$1" = --version ] && exec echo slurm {version}\nexec cat {folder}/listing\n'
-    (folder / "sinfo").write_text(command)
-    (folder / "sinfo").chmod(0o755)
+    for name, script in {
+        "sinfo": command,
+        "scontrol": f"#!/bin/sh\necho AccountingStorageTRES = {tres}\n",
+    }.items():
+        (folder / name).write_text(script)
+        (folder / name).chmod(0o755)
     env = {"PYTHONPATH": str(folder), "PATH": f"{folder}:{os.environ['PATH']}"}
     options = {"token": "t", "env": {**env, "SITE": SAME}, "command_prefix": ("env", f"PATH={env['PATH']}")}
     return slurm_options(**{**options, **more})
@@ -184,6 +187,7 @@ def test_pyslurm_gives_the_records_that_the_commands_give(tmp_path):
     slurm = SlurmApi(site(tmp_path))
     by_command = text.parse_queue((RECORDED / "squeue.txt").read_text(), "t")
     assert sorted(slurm.jobs(), key=str) == sorted(by_command, key=str)
+    assert "sinfo" not in slurm.by_commands
     rows = text.parse_sinfo((RECORDED / "sinfo.txt").read_text())
     assert list(map(used, slurm.nodes())) == list(map(used, text.nodes_of(rows, slurm.options)))
 
@@ -191,12 +195,8 @@ def test_pyslurm_gives_the_records_that_the_commands_give(tmp_path):
 def test_nodes_come_from_sinfo_where_slurm_does_not_account_gpus(tmp_path):
     """Else those in use would read as free; `doctor` names it."""
     listing = (RECORDED / "sinfo.txt").read_text()
-    options = site(tmp_path, sinfo=listing)
-    slurm = SlurmApi(
-        site(tmp_path, sinfo=listing, env={**options.env, "SITE": json.dumps({"tres": ["cpu"]})})
-    )
-    assert "sinfo" not in slurm.by_commands
-    assert slurm.nodes() == text.nodes_of(text.parse_sinfo(listing), options)
+    slurm = SlurmApi(site(tmp_path, sinfo=listing, tres="cpu,mem,gres/gpu:a100"))
+    assert slurm.nodes() == text.nodes_of(text.parse_sinfo(listing), slurm.options)
     assert "sinfo" in slurm.by_commands
 
 
@@ -245,7 +245,7 @@ def test_the_members_of_a_waiting_array_are_read_in_each_form(indexes):
 NAMES = """
 import json, pyslurm
 assert issubclass(pyslurm.RPCError, pyslurm.PyslurmError)
-for collection in (pyslurm.Jobs, pyslurm.Nodes, pyslurm.Partitions, pyslurm.slurmctld.Config):
+for collection in (pyslurm.Jobs, pyslurm.Nodes, pyslurm.Partitions):
     collection.load
 print(json.dumps({name: dir(getattr(pyslurm, name)) for name in ("Job", "Node", "Partition")}))
 """

@@ -1,5 +1,7 @@
 """What a listing means: absence, twins, unknown words, trials that stand still; and what is queued again in Redis."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +54,9 @@ LOOKS = {
     "an end is told after the grace for its files": (
         "submitted", [(10.0, [ENDED]), (13.0, [ENDED])], ["job-ended"], [],
     ),
+    "an end after which no outcome can come is told at once": (
+        "released", [(10.0, [ENDED])], ["job-ended"], [],
+    ),
     "a submission that timed out is found by its name": (
         "uncertain", [(1.0, [{"job_id": "7"}])], ["job-submitted", "job-started"], [],
     ),
@@ -71,6 +76,9 @@ def test_what_a_row_of_listings_means(name):
     state, job = fresh()
     if phase == "uncertain":
         state.jobs.by_name[job].phase, state.jobs.by_name[job].job_id = "uncertain", ""
+    if phase == "released":
+        info = state.jobs.by_name[job]
+        info.job, info.released_at = replace(info.job, purpose="metric"), 5.0
     seen = detect.Sightings()
     for number, (now, rows) in enumerate(looks, 1):
         events, twins = detect.job_events(state, [row(job, **shown) for shown in rows], seen, GRACE, now)

@@ -7,13 +7,15 @@ import shutil
 import pytest
 from support.commands import typed
 from support.daemons import SUITE, announce, daemon, notices, only, small, taken, until
-from support.fake_cluster import FakeCluster
 from support.loops import coordinator_on
 from support.simulated.parts import record
 
 from coordinator.base import clock
 from coordinator.base.throttle import Throttle
 from coordinator.cli.commands import _nothing_to_do
+from coordinator.cluster.sbatch_text import SlurmOptions
+from coordinator.cluster.slurm_cli import SlurmCli
+from coordinator.cluster.slurm_parse import NODE_FIELDS
 from coordinator.config.schema import ClusterConfig, Config, WatchConfig
 from coordinator.evaluation.state import EntryState, Phase, State
 from coordinator.intake import from_settings, pending
@@ -253,17 +255,17 @@ def test_a_command_is_obeyed_before_what_was_submitted_after_it(tmp_path):
 
 
 # the commands' answers: settings, then partitions; each call is a line in `calls`
-SCONTROL = """#!/bin/sh
+SLURM = """#!/bin/sh
 echo "$*" >> "{calls}"
-case "$*" in *partition*) echo "PartitionName=gpu Default=YES State=UP" ;; *) echo "SelectType = select/cons_tres" ;; esac
+case "$*" in --Node*) printf '{no_nodes}' ;; *partition*) echo "PartitionName=gpu Default=YES State=UP" ;; *) echo "SelectType = select/cons_tres" ;; esac
 """
 
 
 def test_a_wrong_partition_is_a_pending_checkpoints_reason_and_slurm_is_not_asked_each_second(
     tmp_path, monkeypatch, caplog
 ):
-    """Three questions at the first look, three after RULES_SECONDS, none between; nothing is accepted, and that the checkpoint
-    changed since its last evaluation is not logged at each look.
+    """Nodes and rules are asked for at the first look and after RULES_SECONDS, not between; nothing is accepted, and that the
+    checkpoint changed since its last evaluation is not logged at each look.
     """
     caplog.set_level("INFO")
     before = daemon(tmp_path / "work")
@@ -271,22 +273,23 @@ def test_a_wrong_partition_is_a_pending_checkpoints_reason_and_slurm_is_not_aske
     before.tick()
     assert taken(before) == ["step-1"]
     shutil.copytree(small(tmp_path / "later", seed=1), tmp_path / "step-1", dirs_exist_ok=True)
-    calls, command = tmp_path / "calls", tmp_path / "bin" / "scontrol"
-    command.parent.mkdir()
-    command.write_text(SCONTROL.format(calls=calls))
-    command.chmod(0o755)
-    monkeypatch.setenv("PATH", str(command.parent), prepend=":")
+    calls, commands, no_nodes = tmp_path / "calls", tmp_path / "bin", "\\037".join(NODE_FIELDS) + "\\036\\n"
+    commands.mkdir()
+    for name in ("scontrol", "sinfo"):
+        (commands / name).write_text(SLURM.format(calls=calls, no_nodes=no_nodes))
+        (commands / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(commands), prepend=":")
     now, asked = clock.now(), []
     cluster = ClusterConfig(kind="slurm", partition="nope")
     config = Config(cluster=cluster, watch=WatchConfig(roots=(tmp_path,)))
     monkeypatch.setattr(clock, "now", lambda: now)
-    ears = Service(coordinator_on(tmp_path / "work", FakeCluster(fleet=[])), config)
+    ears = Service(coordinator_on(tmp_path / "work", SlurmCli(SlurmOptions(settings=config))), config)
     announce(ears, tmp_path / "step-1")
     for seconds in (0.0, 2.0, RULES_SECONDS / 2, RULES_SECONDS + 1.0):
         monkeypatch.setattr(clock, "now", lambda seconds=seconds: now + seconds)
         ears.tick()
         asked.append(len(calls.read_text().splitlines()))
-    assert asked == [3, 3, 3, 6]
+    assert asked[0] == asked[1] == asked[2] < asked[3] <= 2 * asked[0]
     (waiting,) = pending.read(ears.paths, 0.0).waiting
     known = "(--partition, [cluster] partition); it has: gpu (default)"
     assert waiting.why == f"the cluster has no partition 'nope' {known}"

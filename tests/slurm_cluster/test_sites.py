@@ -15,7 +15,7 @@ import pytest
 from dev_cluster import accounting, procs, real_site
 from dev_cluster.api import dev_cluster
 from dev_cluster.site_view import Exposure, ViewPlan, closed_ancestor, plan_view
-from dev_cluster.testing import cancel, sbatch, srun, wait_state, wait_until
+from dev_cluster.testing import cancel, rpcs, sbatch, srun, wait_state, wait_until
 from hypothesis import given
 from hypothesis import strategies as st
 from support.sites import cluster
@@ -97,6 +97,29 @@ def test_jobs_outlive_their_slurmd_and_their_controller(plain_cluster):
     assert plain_cluster.job_pids(job) == before
     assert plain_cluster.node_pid("n1") != old
     cancel(plain_cluster, job, held)
+
+
+def test_an_evaluation_costs_the_controller_few_rpcs(plain_cluster, make_site):
+    """By sdiag, not by commands: two a listing, of jobs and partitions or of nodes and partitions, and one a submission. Its
+    jobs are looked at each `poll_seconds` and once or twice for their ends, its nodes less often; a start asks for the site's
+    rules once.
+    """
+    site = make_site(plain_cluster)
+    site.env["EVALSPAN_CLUSTER_POLL_SECONDS"] = "10"
+    assert site.run(site.command("submit", str(site.model), "--suite", str(site.suite))).returncode == 0
+    before = rpcs(plain_cluster)
+    done = site.run(site.command("daemon", "--until-idle"), timeout=400)
+    assert done.returncode == 0, done.stderr
+    kinds, events = rpcs(plain_cluster) - before, site.events()
+    looks = 1 + (events[-1]["at"] - events[0]["at"]) / 10
+    assert kinds["REQUEST_SUBMIT_BATCH_JOB"] == sum(e["kind"] == "job-submitted" for e in events)
+    assert kinds["REQUEST_JOB_USER_INFO"] <= looks + 2
+    assert kinds["REQUEST_NODE_INFO"] <= looks
+    listings = kinds["REQUEST_JOB_USER_INFO"] + kinds["REQUEST_NODE_INFO"]
+    assert kinds["REQUEST_PARTITION_INFO"] <= listings + 2
+    assert kinds["REQUEST_BUILD_INFO"] <= 2
+    assert kinds["REQUEST_FED_INFO"] <= 1  # `sbatch --test-only`
+    assert kinds.total() <= kinds["REQUEST_SUBMIT_BATCH_JOB"] + 2 * listings + 6, kinds
 
 
 # --- sites with rules --------------------------------------------------------------------------------------------------
