@@ -1,7 +1,8 @@
 """Whole evaluations on a real Slurm while faults strike at seeded moments; docs/benchmarks.md has the laws and figures.
 
 One `evalspan eval` a run, struck by one fault or by several; with --checkpoints a daemon that evaluates so many, each with
-other weights.
+other weights. With --keep FILE each run's row goes to FILE as it ends, and the same command goes on after those that are
+there.
 
 Rule: laws are read from what is on disk and on the cluster afterwards, never from what the coordinator prints. A run's row
 goes to stderr when it ends. Exit status 0: every run gave the same scores and left nothing; 1: one did not; 2: it cannot be
@@ -80,8 +81,10 @@ def disturbed(place: Place, names: Sequence[str], seed: int, wanted: dict[str, A
         partition="spare" if any(f.partition == "spare" for f in chosen) else "gpu",
         on_small=any(f.on_small for f in chosen),
     )
+    if any(f.on_hosts for f in chosen):
+        place.hosts.prepare()
     started = time.monotonic()
-    with under_faults(site, dice) as run:
+    with under_faults(site, place.hosts, dice) as run:
         for fault in chosen:
             run.begin(run.strike_after, fault, 1 + int(events * dice.uniform(*fault.span)))
         if len(chosen) > 1:  # together they may take every node
@@ -110,24 +113,44 @@ def disturbed(place: Place, names: Sequence[str], seed: int, wanted: dict[str, A
     return row
 
 
+def kept(file: str) -> list[Row]:
+    """Rows of an earlier call that was cut off; a line that was being written is none."""
+    if not file or not Path(file).exists():
+        return []
+    lines = Path(file).read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def _keep(row: Row, rows: list[Row], file: str) -> None:
+    rows.append(row)
+    if file:
+        with Path(file).open("a") as kept_rows:
+            kept_rows.write(json.dumps(row) + "\n")
+
+
 def measure(options: Options) -> tuple[Row, bool]:
     """A fault's counts are of runs: struck, of those with a law broken, and missed."""
     names = options.fault or list(FAULTS)
     seeds = range(options.first, options.first + options.seeds)
     dealt = [(faults, seed) for seed in seeds for faults in deal(names, seed, options.together)]
-    with place(options.checkpoints) as where:
-        rows = [disturbed(where, (), 0, {}, 0)]
-        calm = rows[0]
-        for faults, seed in dealt if not calm["broken"] else []:
-            rows.append(disturbed(where, faults, seed, calm["scores"], calm["events"]))
+    rows = kept(options.keep)
+    there = {(row["fault"], row["seed"]) for row in rows}
+    left = [(faults, seed) for faults, seed in dealt if ("+".join(faults), seed) not in there]
+    with place(options.checkpoints, accounting=any(FAULTS[name].accounting for name in names)) as where:
+        calm = disturbed(where, (), 0, rows[0]["scores"] if rows else {}, 0)
+        if not rows or calm["broken"]:
+            _keep(calm, rows, options.keep)
+        for faults, seed in left if not calm["broken"] else []:
+            _keep(disturbed(where, faults, seed, calm["scores"], calm["events"]), rows, options.keep)
             say(json.dumps({key: value for key, value in rows[-1].items() if key != "scores"}))
     counts = {name: Counter[str]() for name in names}
-    for row in rows[1:]:
+    runs = [row for row in rows if row["fault"] != "none"]
+    for row in runs:
         for name in row["fault"].split("+"):
             struck = name in row["struck"]
             counts[name].update(struck=struck, broken=struck and bool(row["broken"]), missed=not struck)
     broken = [row for row in rows if row["broken"]]
-    return {"runs": len(rows) - 1, "faults": counts, "broken": broken}, not broken
+    return {"runs": len(runs), "faults": counts, "broken": broken}, not broken
 
 
 OPTIONS = (
@@ -135,6 +158,7 @@ OPTIONS = (
     option("--seeds", 1, "so many moments of each fault (1)", metavar="N"),
     option("--first", 0, "the first seed (0)"),
     option("--together", 1, "faults in a run, dealt anew for each seed (1)", metavar="K"),
+    option("--keep", "", "a file of finished runs, after which the same command goes on", metavar="FILE"),
     option("--checkpoints", 1, "of a run; several: a daemon evaluates them (1)", metavar="N"),
 )
 if __name__ == "__main__":
