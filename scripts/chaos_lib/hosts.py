@@ -60,7 +60,7 @@ class Hosts:
             page = self._page(name)
             page.write_bytes(bytes(PAGE.size))
             script = PRELOAD.format(
-                at=shlex.quote(str(self.folder / name)), library=shlex.quote(str(self.library))
+                at=shlex.quote(str(self.folder / f"etc-{name}")), library=shlex.quote(str(self.library))
             )
             _run("nsenter", "-t", str(holder.pid), "-m", "--", "sh", "-ec", script)
         for name in self.cluster.nodes:
