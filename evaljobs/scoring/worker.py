@@ -32,7 +32,7 @@ from evaljobs import garbage, log_lines
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import SPEC, ExecuteSpec, ScoreSpec
-from evaljobs.contract.storage import write_outcome
+from evaljobs.contract.storage import STORAGE_AWAY, write_outcome
 from evaljobs.errors import details, one_line
 from evaljobs.queue import redis_client
 from evaljobs.queue.redis_client import explained
@@ -104,7 +104,7 @@ def leave_failed(
 
 
 def run_spec(spec: ExecuteSpec | ScoreSpec) -> str:
-    """Run a metric job; returns the kind of outcome that is on disk now."""
+    """Run a metric job; returns the kind of outcome that is on disk now. OSError where storage is away."""
     there = outcome_on_disk(spec)
     if there is not None:
         return there
@@ -112,6 +112,8 @@ def run_spec(spec: ExecuteSpec | ScoreSpec) -> str:
         metric = importlib.import_module("evaljobs.scoring.score")  # the supervisor has imported it already
         return str(metric.perform(spec).kind)
     except Exception as error:  # the job's deadline, or an import: whatever it is, the outcome says so
+        if isinstance(error, OSError) and error.errno in STORAGE_AWAY:
+            raise
         log.exception("%s", spec.name)
         leave_failed(spec, error=one_line(error), detail=details())
         return "failed"

@@ -10,6 +10,7 @@ Called by `precursor.py`, `trial/hosted_trials.py` and `scoring/supervisor.py`.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -19,12 +20,12 @@ class CoordinatorLease:
     def __init__(self, path: Path, seconds: float) -> None:
         self._path = path
         self._seconds = seconds
-        self._seen, self._since = _mtime(path, None), time.monotonic()
+        self._seen, self._since = _mtime(path), time.monotonic()
 
     def expired(self) -> str:
         """Why the coordinator counts as gone, in one line; "" while it may be alive."""
-        now, stamp = time.monotonic(), _mtime(self._path, self._seen)
-        if stamp != self._seen:
+        now, stamp = time.monotonic(), _mtime(self._path)
+        if stamp not in (None, self._seen):
             self._seen, self._since = stamp, now
         if now - self._since <= self._seconds:
             return ""
@@ -42,10 +43,8 @@ def is_there(path: Path) -> bool | None:
     return True
 
 
-def _mtime(path: Path, before: int | None) -> int | None:
-    try:
+def _mtime(path: Path) -> int | None:
+    """None where it is missing, or storage answers with an error."""
+    with suppress(OSError):
         return path.stat().st_mtime_ns
-    except FileNotFoundError:
-        return None
-    except OSError:
-        return before
+    return None

@@ -260,7 +260,7 @@ _ALL = (
     Fault("storage-hangs-30s", host_faults.storage_hangs, breaks=("clock", "disk"), on_hosts=True),
     Fault("storage-slow", host_faults.storage_slow, (0.0, 0.3), ("clock", "disk"), on_hosts=True),
     Fault("storage-stale", host_faults.storage_stale, breaks=("clock", "disk"), on_hosts=True),
-    Fault("sacct-away", host_faults.sacct_away, breaks=("coordinator",)),
+    Fault("sacct-away", host_faults.sacct_away, breaks=("coordinator",), accounting=True),
     Fault("slurmdbd-away", host_faults.slurmdbd_away, breaks=("coordinator",), accounting=True),
     Fault("node-failed", host_faults.node_failed, (0.0, 0.7), ("node",)),
     Fault("second-coordinator", host_faults.second_coordinator, breaks=("coordinator",), on_hosts=True),

@@ -110,7 +110,7 @@ def sacct_away(run: Run) -> str | None:
     for command in ("sacct", "sacctmgr"):
         run.site.unwrap(command)
     asked = len(list((run.site.folder / "marks-sacctmgr").iterdir()))
-    return f"{hit}, asked {asked} times" if hit else None
+    return f"{hit}, asked {asked} times" if hit and asked else None
 
 
 def slurmdbd_away(run: Run) -> str | None:

@@ -19,7 +19,7 @@ from rq.command import send_shutdown_command
 from rq.utils import now
 from support.metric_jobs import Bench, children, kill, move, running
 from support.served import server_pid
-from support.with_root import memory_group
+from support.with_root import memory_group, storage_away, umount
 
 from coordinator.services.redis_server import RedisServer
 from evaljobs.contract.specs import ScoreSpec
@@ -90,6 +90,21 @@ def test_a_work_horse_that_the_kernel_ends_for_lack_of_memory_is_no_riddle(bench
     failed = bench.failed("large")
     assert failed.memory_mb == 100
     assert "its job had 100 MB; set [metric] memory_mb = 200" in failed.error
+
+
+def test_a_job_waits_for_storage_that_is_away_and_has_not_failed(bench_and_supervisor):
+    """At a failover each try would end at once, and the third one fail the task."""
+    bench, _ = bench_and_supervisor
+    name = "storage away"
+    spec = bench.write_spec(name)
+    log = bench.paths.logs / "worker.log"
+    with storage_away(bench.paths.specs):
+        bench.queue.enqueue(name, spec)
+        wait_until(lambda: "storage is away" in log.read_text())
+        umount(bench.paths.specs)
+        wait_until(lambda: bench.failed(name))
+    assert "Transport endpoint" not in bench.failed(name).error
+    assert name not in bench.queue.failed()
 
 
 @pytest.mark.parametrize("victim", ["work-horse", "worker"])

@@ -240,3 +240,16 @@ def test_a_lease_that_cannot_be_read_stands_still(storage):
     storage.back()
     (storage.path / "lease").touch()
     assert not CoordinatorLease(storage.path / "lease", 900.0).expired()
+
+
+def test_a_lease_that_goes_and_comes_back_unchanged_stands_still(tmp_path, monkeypatch):
+    """A dead coordinator's folder may be moved and put back: that is no sign of life."""
+    now, file = 0.0, tmp_path / "lease"
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    file.touch()
+    lease, gone = CoordinatorLease(file, 10.0), file.with_name("gone")
+    for at, act in ((8.0, lambda: file.rename(gone)), (9.0, lambda: gone.rename(file)), (11.0, lambda: None)):
+        assert not lease.expired()
+        now = at
+        act()
+    assert lease.expired()
