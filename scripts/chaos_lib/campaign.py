@@ -5,7 +5,7 @@ other weights. With --keep FILE each run's row goes to FILE as it ends, and the 
 there.
 
 Rule: laws are read from what is on disk and on the cluster afterwards, never from what the coordinator prints. A run's row
-goes to stderr when it ends. Exit status 0: every run gave the same scores and left nothing; 1: one did not; 2: it cannot be
+goes to stderr when it ends. Exit status 0: every run gave lm-eval's scores and left nothing; 1: one did not; 2: it cannot be
 run here.
 """
 
@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import Options, command, option, say
+from support import toys
 
 from chaos_lib.faults import FAULTS, deal
 from chaos_lib.run import under_faults
-from chaos_lib.site import Place, Site, place
+from chaos_lib.site import TASKS, Place, Site, place
 
 PATIENCE_S = 300.0  # for one evaluation
 CLEAN_S = 60.0  # a controller that was away ends its jobs later
@@ -63,14 +64,19 @@ def laws_broken(events: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield f"scored twice: {entries}"
 
 
+def lm_evals(place: Place) -> dict[str, dict[str, Any]]:
+    """lm-eval's own scores of the place's models, one run a task, as `scores` has them."""
+    names = [f"step-{number}" for number in range(len(place.models))] if len(place.models) > 1 else ["tiny"]
+    return {name: toys.expected(model, TASKS) for name, model in zip(names, place.models, strict=True)}
+
+
 # --- a run -------------------------------------------------------------------------------------------------------------
 
 
 def disturbed(place: Place, names: Sequence[str], seed: int, wanted: dict[str, Any], events: int) -> Row:
     """Evaluate the place's models, strike these faults at moments drawn from `seed`, and judge what comes of it.
 
-    `wanted`, `events`: scores and number of events of the undisturbed run (the one without names); without scores they
-    are not compared. The row's `broken`: the laws that do not hold, one line each.
+    `wanted`: lm-eval's scores; `events`: their number in an undisturbed run (the one without names). The row's `broken`: the laws that do not hold, one line each.
     """
     chosen = [FAULTS[n] for n in names]
     label = "+".join(names)
@@ -93,7 +99,7 @@ def disturbed(place: Place, names: Sequence[str], seed: int, wanted: dict[str, A
         seconds = time.monotonic() - started
         run.join(60)
         found = scores(site)
-        if (wanted and found != wanted) or len(site.evaluations()) != len(place.models):
+        if found != wanted or len(site.evaluations()) != len(place.models):
             run.broken.append(f"other scores: {json.dumps(found)}")
         for folder in site.evaluations():
             run.broken += [f"{folder.name}: {law}" for law in laws_broken(site.events(folder))]
@@ -137,9 +143,9 @@ def measure(options: Options) -> tuple[Row, bool]:
     there = {(row["fault"], row["seed"]) for row in rows}
     left = [(faults, seed) for faults, seed in dealt if ("+".join(faults), seed) not in there]
     with place(options.checkpoints, accounting=any(FAULTS[name].accounting for name in names)) as where:
-        calm = disturbed(where, (), 0, rows[0]["scores"] if rows else {}, 0)
+        calm = disturbed(where, (), 0, rows[0]["scores"] if rows else lm_evals(where), 0)
         if not rows or calm["broken"]:
-            _keep(calm, rows, options.keep)
+            _keep(calm, rows, "" if calm["broken"] else options.keep)
         for faults, seed in left if not calm["broken"] else []:
             _keep(disturbed(where, faults, seed, calm["scores"], calm["events"]), rows, options.keep)
             say(json.dumps({key: value for key, value in rows[-1].items() if key != "scores"}))
