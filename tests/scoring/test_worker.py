@@ -156,6 +156,25 @@ def test_an_hour_between_two_clocks_takes_no_job_from_a_living_worker(bench_and_
     wait_until(lambda: bench.failed("hour"))
 
 
+def test_a_look_for_dead_workers_that_took_too_long_leaves_the_guard_to_another(
+    bench_and_supervisor, monkeypatch
+):
+    """Else a third process would look beside the second, and both queue a job again."""
+    bench, _ = bench_and_supervisor
+    client = redis_client.connect(bench.work.redis_address)
+    guard = f"{rq_jobs.open_queue(client, bench.evaluation).key}:recovering"
+    looks = rq.intermediate_queue.IntermediateQueue.get_job_ids
+
+    def late(queue):
+        client.set(guard, "another's", px=60_000)
+        return looks(queue)
+
+    monkeypatch.setattr(rq.intermediate_queue.IntermediateQueue, "get_job_ids", late)
+    wait_until(lambda: not client.exists(guard))
+    bench.queue.recover()
+    assert client.getdel(guard) == b"another's"
+
+
 def test_nothing_in_redis_names_what_a_worker_runs_or_commands_it(bench_and_supervisor, tmp_path):
     """A job's function and callbacks are labels; RQ's commands and its suspension, which hold for all workers of a
     server, hold for no worker of evalspan.
