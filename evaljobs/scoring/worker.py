@@ -238,7 +238,9 @@ def work(redis_file: Path, evaluation_id: str) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """`python -m evaljobs worker …`; ends with exit code 0, on a signal, the stop file or the lease."""
+    """`python -m evaljobs worker …`; ends on a signal, the stop file or the lease with exit code 0; with 1 where it does
+    not reach Redis.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m evaljobs worker", description="Run metric jobs of an evaluation."
     )
@@ -256,5 +258,6 @@ def main(argv: Sequence[str]) -> int:
         log.exception("the metric code cannot be imported")
     gc.collect()
     garbage.collect_new()  # imported modules stay shared with the work-horses
-    Supervisor(options, functools.partial(work, options.redis_file, options.queue)).run()
-    return 0
+    supervisor = Supervisor(options, functools.partial(work, options.redis_file, options.queue))
+    supervisor.run()
+    return supervisor.status

@@ -21,12 +21,14 @@ class CoordinatorLease:
         self._path = path
         self._seconds = seconds
         self._seen, self._since = _mtime(path), time.monotonic()
+        self.renewals = 0  # that were seen
 
     def expired(self) -> str:
         """Why the coordinator counts as gone, in one line; "" while it may be alive."""
         now, stamp = time.monotonic(), _mtime(self._path)
         if stamp not in (None, self._seen):
             self._seen, self._since = stamp, now
+            self.renewals += 1
         if now - self._since <= self._seconds:
             return ""
         return f"the coordinator's lease {self._path} was not renewed for {self._seconds:.0f} s"
