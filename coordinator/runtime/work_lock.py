@@ -71,6 +71,7 @@ class WorkLock:
         self._mine, self._trouble = holder.encode()[:HOLDER_BYTES].ljust(HOLDER_BYTES), ""
         try:
             os.pwrite(fd, self._mine.ljust(FILE_BYTES), 0)
+            os.fsync(fd)  # before a journal is read: an earlier coordinator sees it from then on
         except OSError:  # on a full disk the lock holds without it
             self._mine = b""
 
@@ -79,23 +80,15 @@ class WorkLock:
         if self._fd is None or not self._mine:
             return
         try:
-            fd = os.open(
-                self.path, os.O_RDONLY
-            )  # anew: NFS asks the server for what another host has written
+            with self.path.open("rb") as file:  # anew: NFS asks the server for what another host has written
+                now = file.read(HOLDER_BYTES)
         except OSError:
             return
-        try:
-            now = os.pread(fd, HOLDER_BYTES, 0)
-        except OSError:
-            return
-        finally:
-            os.close(fd)
         if now and now != self._mine:
             folder, other = self.path.parent, now.decode(errors="replace").partition("\n")[0].strip()
             raise TakenOverError(
-                f"{folder} was taken over by {other}, which does not see this process's lock: this one ends, and that one "
-                f"goes on with the jobs. Mount {folder} so that hosts see each other's locks (Lustre: `flock` and not "
-                "`localflock`; NFS: without `local_lock`), or run one coordinator on one host"
+                f"{folder} was taken over by {other}, which does not see this process's lock and goes on with the jobs. Mount "
+                "it with locks that hosts share (Lustre: `flock`; NFS: without `local_lock`), or run one coordinator on one host"
             )
 
     def show_trouble(self, trouble: str) -> None:

@@ -46,7 +46,6 @@ def is_there(path: Path) -> bool | None:
 
 
 def _mtime(path: Path) -> int | None:
-    """None where it is missing, or storage answers with an error."""
-    with suppress(OSError):
+    with suppress(OSError):  # missing, or an error of storage
         return path.stat().st_mtime_ns
     return None
