@@ -120,11 +120,12 @@ def disturbed(place: Place, names: Sequence[str], seed: int, wanted: dict[str, A
 
 
 def kept(file: str) -> list[Row]:
-    """Rows of an earlier call that was cut off; a line that was being written is none."""
+    """Rows of an earlier call that was cut off; a line that was being written is none, and is removed."""
     if not file or not Path(file).exists():
         return []
-    lines = Path(file).read_text().splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    whole = [line for line in Path(file).read_text().splitlines(keepends=True) if line.endswith("\n")]
+    Path(file).write_text("".join(whole))
+    return [json.loads(line) for line in whole]
 
 
 def _keep(row: Row, rows: list[Row], file: str) -> None:
