@@ -1,9 +1,9 @@
 """The journal of an evaluation: append-only, fsynced, one writer, replayed on start.
 
 Rule: an event is on disk before its actions begin. A torn last line (a crash during a write) is cut off before the next
-line is written. A coordinator that goes on with one gives it a new file first (`renew`), and none acts on events of which it
-has not seen afterwards that the work folder is still its own (`fence`). Any other line that cannot be read is a JournalError, since without it the state would be wrong. A journal
-of another format (`JOURNAL_FORMAT`) is an OtherFormatError: it stays as it is, and its evaluation is not gone on with.
+line is written. Any other line that cannot be read is a JournalError, since without it the state would be wrong. A journal
+of another format (`JOURNAL_FORMAT`) is an OtherFormatError: it stays as it is, and its evaluation is not gone on with. Who
+goes on with a journal gives it a new file first (`renew`), and acts on what it wrote if the work folder is its own still.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ class Journal:
 
     def renew(self) -> None:
         """Go on in a new file: what an earlier coordinator may still write to the old one is no part of the journal. OSError."""
+        check_format(self.path)
         write_atomic(self.path, self.path.read_bytes())
         old, self._fd = self._fd, _opened(self.path)
         os.close(old)

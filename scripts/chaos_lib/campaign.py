@@ -73,7 +73,14 @@ def lm_evals(place: Place) -> dict[str, dict[str, Any]]:
 # --- a run -------------------------------------------------------------------------------------------------------------
 
 
-def disturbed(place: Place, names: Sequence[str], seed: int, wanted: dict[str, Any], events: int) -> Row:
+def disturbed(
+    place: Place,
+    names: Sequence[str],
+    seed: int,
+    wanted: dict[str, Any],
+    events: int,
+    patience: float = PATIENCE_S,
+) -> Row:
     """Evaluate the place's models, strike these faults at moments drawn from `seed`, and judge what comes of it.
 
     `wanted`: lm-eval's scores; `events`: their number in an undisturbed run (the one without names). The row's `broken`: the laws that do not hold, one line each.
@@ -95,7 +102,7 @@ def disturbed(place: Place, names: Sequence[str], seed: int, wanted: dict[str, A
             run.begin(run.strike_after, fault, 1 + int(events * dice.uniform(*fault.span)))
         if len(chosen) > 1:  # together they may take every node
             run.begin(run.administer)
-        run.await_end(PATIENCE_S * len(place.models))
+        run.await_end(patience * len(place.models))
         seconds = time.monotonic() - started
         run.join(60)
         found = scores(site)
@@ -144,11 +151,15 @@ def measure(options: Options) -> tuple[Row, bool]:
     there = {(row["fault"], row["seed"]) for row in rows}
     left = [(faults, seed) for faults, seed in dealt if ("+".join(faults), seed) not in there]
     with place(options.checkpoints, accounting=any(FAULTS[name].accounting for name in names)) as where:
-        calm = disturbed(where, (), 0, rows[0]["scores"] if rows else lm_evals(where), 0)
+        calm = disturbed(where, (), 0, rows[0]["scores"] if rows else lm_evals(where), 0, options.patience)
         if not rows or calm["broken"]:
             _keep(calm, rows, "" if calm["broken"] else options.keep)
         for faults, seed in left if not calm["broken"] else []:
-            _keep(disturbed(where, faults, seed, calm["scores"], calm["events"]), rows, options.keep)
+            _keep(
+                disturbed(where, faults, seed, calm["scores"], calm["events"], options.patience),
+                rows,
+                options.keep,
+            )
             say(json.dumps({key: value for key, value in rows[-1].items() if key != "scores"}))
     counts = {name: Counter[str]() for name in names}
     runs = [row for row in rows if row["fault"] != "none"]
@@ -165,6 +176,7 @@ OPTIONS = (
     option("--seeds", 1, "so many moments of each fault (1)", metavar="N"),
     option("--first", 0, "the first seed (0)"),
     option("--together", 1, "faults in a run, dealt anew for each seed (1)", metavar="K"),
+    option("--patience", PATIENCE_S, "seconds for one evaluation (300)", metavar="S"),
     option("--keep", "", "a file of finished runs, after which the same command goes on", metavar="FILE"),
     option("--checkpoints", 1, "of a run; several: a daemon evaluates them (1)", metavar="N"),
 )
