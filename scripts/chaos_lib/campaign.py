@@ -79,6 +79,7 @@ def disturbed(
     seed: int,
     wanted: dict[str, Any],
     events: int,
+    *,
     patience: float = PATIENCE_S,
 ) -> Row:
     """Evaluate the place's models, strike these faults at moments drawn from `seed`, and judge what comes of it.
@@ -151,12 +152,14 @@ def measure(options: Options) -> tuple[Row, bool]:
     there = {(row["fault"], row["seed"]) for row in rows}
     left = [(faults, seed) for faults, seed in dealt if ("+".join(faults), seed) not in there]
     with place(options.checkpoints, accounting=any(FAULTS[name].accounting for name in names)) as where:
-        calm = disturbed(where, (), 0, rows[0]["scores"] if rows else lm_evals(where), 0, options.patience)
+        calm = disturbed(
+            where, (), 0, rows[0]["scores"] if rows else lm_evals(where), 0, patience=options.patience
+        )
         if not rows or calm["broken"]:
             _keep(calm, rows, "" if calm["broken"] else options.keep)
         for faults, seed in left if not calm["broken"] else []:
             _keep(
-                disturbed(where, faults, seed, calm["scores"], calm["events"], options.patience),
+                disturbed(where, faults, seed, calm["scores"], calm["events"], patience=options.patience),
                 rows,
                 options.keep,
             )
