@@ -17,6 +17,10 @@ class OperatorError(EvalspanError):
     """The operator must change input, config or site. Nothing was submitted; exit code 2."""
 
 
+class TakenOverError(OperatorError):
+    """Another coordinator has the work folder: this one ends, whatever it was about to do."""
+
+
 class RetryError(EvalspanError):
     """Redis, the Slurm controller or storage is away: the same call may succeed later."""
 

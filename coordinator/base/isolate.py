@@ -12,16 +12,18 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import TypeVar
 
-from coordinator.errors import EvalspanError
+from coordinator.errors import EvalspanError, TakenOverError
 
 T = TypeVar("T")
 
 
 @contextmanager
 def isolated(failed: Callable[[Exception], object]) -> Iterator[None]:
-    """Pass an exception of the block to `failed` and go on after the block."""
+    """Pass an exception of the block to `failed` and go on after the block. TakenOverError passes: nothing goes on then."""
     try:
         yield
+    except TakenOverError:
+        raise
     except Exception as error:  # noqa: BLE001 (the one boundary of the daemon's loop)
         failed(error)
 

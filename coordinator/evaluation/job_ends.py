@@ -102,7 +102,7 @@ def ended(state: State, event: JobEnded) -> Due:
         info.unlaunched = event.unlaunched
         state.jobs.unlaunched.add(event.unlaunched)
         state.warnings.append(
-            f"{event.unlaunched} could not launch {event.job}: Slurm ended it before it began"
+            f"{event.unlaunched} could not launch {event.job}, or reached no Redis ({event.state}): later jobs avoid it"
         )
     return _end_members(
         state, info, [event.index], event.state, event.at, shard=event.shard, cause=event.cause

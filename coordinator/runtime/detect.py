@@ -189,7 +189,8 @@ def with_causes(
             shard = in_hand.get(info.trials[event.index]) if info.job.purpose == "trial" else None
             node = places.get((event.job, event.index))
             wanted = info.job.node is None and info.released_at is None and event.state != "COMPLETED"
-            unlaunched = node if node and wanted and not began(info.job, event.index) else ""
+            failed = info.job.purpose == "metric" and event.state == "FAILED"  # it does not reach Redis there
+            unlaunched = node if node and wanted and (failed or not began(info.job, event.index)) else ""
             why = cause(info.job, event.index, event.state) if died else None
             more = {"shard": shard, "unlaunched": unlaunched, "cause": why}
             found.append(event.model_copy(update=more))

@@ -92,6 +92,7 @@ class Performer:
         self.at_once = at_once  # submissions side by side
         self.lm_eval_version = lm_eval_version
         self.observations = observations
+        self.fence: Callable[[], None] = lambda: None  # of journals; set by who holds the work folder
         self._queues: dict[str, WorkQueue] = {}
         self._metric_queues: dict[str, MetricQueue] = {}
         self._submissions: dict[str, dict[str, Call[str]]] = {}  # evaluation id -> name of a job -> its call

@@ -2,7 +2,8 @@
 
 Rule: an event is on disk before its actions begin. A torn last line (a crash during a write) is cut off before the next
 line is written. Any other line that cannot be read is a JournalError, since without it the state would be wrong. A journal
-of another format (`JOURNAL_FORMAT`) is an OtherFormatError: it stays as it is, and its evaluation is not gone on with.
+of another format (`JOURNAL_FORMAT`) is an OtherFormatError: it stays as it is, and its evaluation is not gone on with. Who
+goes on with a journal gives it a new file first (`renew`), and acts on what it wrote if the work folder is its own still.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import json
 import logging
 import os
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from coordinator.evaluation.events import EVENT, Accepted, AnyEvent
 from coordinator.evaluation.records import JOURNAL_FORMAT, job_prefix
 from coordinator.evaluation.state import IllegalEventError, State
 from coordinator.runtime.work_lock import flock, locked
-from evaljobs.contract.storage import make_file
+from evaljobs.contract.storage import make_file, write_atomic
 
 log = logging.getLogger(__name__)
 
@@ -52,17 +53,21 @@ class CopiedJournalError(JournalError):
 class Journal:
     """Events of one evaluation in `journal.jsonl`, one JSON object a line. Open, it keeps `alone` from the evaluation."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, fence: Callable[[], None] = lambda: None) -> None:
+        """`fence` raises once another coordinator has taken over (`WorkLock.check`)."""
         self.path = path
+        self._fence = fence
         self.last_at = 0.0  # the latest time of an event that `replay` has read, in unix seconds
         # looked at before the first write: a journal of another format stays as it is
         self._may_be_torn = True
-        self._fd = make_file(path, os.O_RDWR | os.O_APPEND)
-        if not locked(self._fd, fcntl.LOCK_SH):
-            os.close(self._fd)
-            raise BlockingIOError(
-                errno.EAGAIN, "its files are being archived or pruned: try again", str(path)
-            )
+        self._fd = _opened(path)
+
+    def renew(self) -> None:
+        """Go on in a new file: what an earlier coordinator may still write to the old one is no part of the journal. OSError."""
+        check_format(self.path)
+        write_atomic(self.path, self.path.read_bytes())
+        old, self._fd = self._fd, _opened(self.path)
+        os.close(old)
 
     @staticmethod
     def begun(path: Path) -> bool:
@@ -73,12 +78,13 @@ class Journal:
 
     def append(self, events: Iterable[AnyEvent]) -> None:
         """Write all of `events` and fsync once, then sign. On OSError (a full disk) nothing of them stays; on
-        UnreadableEventError nothing is written.
+        UnreadableEventError nothing is written; on TakenOverError nothing of them may be acted upon.
         """
         events = list(events)
         data = b"".join(map(line_of, events))
         if not data:
             return
+        self._fence()
         if self._may_be_torn:
             self._cut_torn_tail()
             self._may_be_torn = False
@@ -92,6 +98,7 @@ class Journal:
             os.ftruncate(self._fd, end)
             error.filename = str(self.path)
             raise
+        self._fence()  # it may have stood still for long between the first look and the write
         self.sign(max(event.at for event in events))  # a write left the time of the file server's clock
 
     def replay(self) -> Iterator[AnyEvent]:
@@ -126,6 +133,14 @@ class Journal:
             os.fsync(self._fd)
 
 
+def _opened(path: Path) -> int:
+    fd = make_file(path, os.O_RDWR | os.O_APPEND)
+    if not locked(fd, fcntl.LOCK_SH):
+        os.close(fd)
+        raise BlockingIOError(errno.EAGAIN, "its files are being archived or pruned: try again", str(path))
+    return fd
+
+
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
     """Around work on the files of an ended evaluation, whose journal is `path`: no coordinator takes it up meanwhile.
@@ -135,6 +150,8 @@ def alone(path: Path) -> Iterator[None]:
     fd = os.open(path, os.O_RDWR)  # NFS locks for one process alone only what is open for writing
     try:
         flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(fd), path.stat()):
+            raise BlockingIOError(errno.EAGAIN, "a coordinator goes on with it", str(path))
         yield
     finally:
         os.close(fd)

@@ -12,7 +12,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NoReturn, Protocol
@@ -26,7 +26,7 @@ from coordinator.base.throttle import Throttle
 from coordinator.base.words import one_line
 from coordinator.cluster import Cluster, ClusterError, JobState, NodeState
 from coordinator.cluster.node_choice import none_usable
-from coordinator.errors import OperatorError, RetryError
+from coordinator.errors import OperatorError, RetryError, TakenOverError
 from coordinator.evaluation.events import MemoryOffered, NodesOffered, NodeWithdrawn, Offer
 from coordinator.evaluation.limits import FEWER_SECONDS
 from coordinator.evaluation.state import Phase, State
@@ -65,6 +65,7 @@ class Pace:
     last_jobs: float = 4.0  # where all evaluations end: most jobs have ended so long after the results
     nodes: float = 10.0
     redis: float = 2.0
+    lock: float = 1.0
     lease: float = 30.0
     share: float = (
         0.25  # most seconds of a tick for offers of nodes, and as many for submissions; one of each is made
@@ -133,7 +134,9 @@ class Coordinator(Evaluations):
                     self._redis_away(error)
             yield
         finally:
-            self.write_summaries()
+            with suppress(TakenOverError):  # else they are another one's
+                self._lock.check()
+                self.write_summaries()
             self.keeper.stop()
             self._lock.release()
 
@@ -187,10 +190,12 @@ class Coordinator(Evaluations):
     # --- one tick --------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Do once everything that is due. RetryError where the work folder was removed."""
+        """Do once everything that is due. RetryError where the work folder was removed; TakenOverError."""
         if self._lock.removed:
             self._leave_removed()
         now = clock.now()
+        if self._throttle.due("lock", self.pace.lock, now):
+            self._lock.check()
         self.calls.new_turn()
         if self._throttle.due("lease", self.pace.lease, now):
             self._touch_lease()
@@ -232,7 +237,7 @@ class Coordinator(Evaluations):
         try:
             make_folder(path.parent)
             os.close(make_file(path))
-            path.touch()
+            os.utime(path, (clock.now(), clock.now()))  # of our clock, as the signs in journals
         except OSError as error:  # a full disk: a precursor waits for several touches
             self._troubled(f"the lease: {error}", error)
 

@@ -97,6 +97,7 @@ class Evaluations:
         self.parked: dict[str, ParkedEvaluation] = {}  # by id
         self._defects: Counter[str] = Counter()  # evaluation id -> its defects so far
         self._lock = WorkLock(performer.site.paths.lock)
+        performer.fence = self._lock.check
 
     @property
     def busy(self) -> bool:

@@ -130,7 +130,7 @@ class Running:
         write_atomic(paths.evaluation, record.model_dump_json(indent=1).encode())
         event = Accepted(at=clock.now(), record=record, code=version_text())
         with ExitStack() as opened:
-            journal = Journal(paths.journal)
+            journal = Journal(paths.journal, performer.fence)
             opened.callback(journal.close)
             journal.append([event])
             state, actions = machine.start(event)
@@ -149,8 +149,10 @@ class Running:
         path = EvaluationPaths(root).journal
         seen_at = path.stat().st_mtime if path.exists() and not ran_here else None
         with ExitStack() as opened:
-            journal = Journal(path)
+            journal = Journal(path, performer.fence)
             opened.callback(journal.close)
+            if not ran_here:
+                journal.renew()
             state = replayed(journal.replay())
             if state is None:
                 return None

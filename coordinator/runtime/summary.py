@@ -208,10 +208,15 @@ def halt_of(summary: Summary | None, paths: EvaluationPaths, *, held: bool | Non
 def is_alive(paths: EvaluationPaths, *, held: bool | None = None) -> bool:
     """Does a coordinator run it? `held`: a process holds the work folder; None: it is asked here.
 
-    Its coordinator signs its journal every 10 s: a process that hangs, or that runs other evaluations alone, does not.
+    Its coordinator signs its journal every 10 s: a process that hangs, or that runs other evaluations alone, does not. Both
+    times of its lease are of one moment, by its clock and by the file server's: so its clock may differ from ours.
     """
-    held = WorkLock(WorkPaths(paths.root.parent).lock).held() if held is None else held
-    return held and time.time() - last_sign(paths) < SILENT_SECONDS
+    work, ahead = WorkPaths(paths.root.parent), 0.0
+    held = WorkLock(work.lock).held() if held is None else held
+    with suppress(OSError):
+        lease = work.lease.stat()
+        ahead = lease.st_mtime - lease.st_ctime
+    return held and time.time() + ahead - last_sign(paths) < SILENT_SECONDS
 
 
 def last_sign(paths: EvaluationPaths) -> float:

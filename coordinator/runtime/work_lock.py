@@ -1,22 +1,28 @@
-"""The lock of a work folder: one coordinator at a time. Called by `runtime`, and by commands that ask for its holder."""
+"""The lock of a work folder: one coordinator at a time. Called by `runtime`, and by commands that ask for its holder.
+
+Rule: who takes the lock writes a token of its own to the lock's file. Where locks do not reach from host to host, two take it:
+the earlier one finds a token that is not its own, and ends (`check`), before it does anything that it had logged since.
+"""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import os
+import secrets
 import time
 from contextlib import suppress
 from pathlib import Path
 
 from coordinator.base.words import one_line
-from coordinator.errors import OperatorError, RetryError
+from coordinator.errors import OperatorError, RetryError, TakenOverError
 from evaljobs.contract.storage import make_file, make_folder
 
 DAEMON = "evalspan daemon"  # the command that takes submissions while it holds a work folder
 UNTIL_IDLE = f"{DAEMON} --until-idle"  # ... and that ends once it is idle
 NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK})  # of a mount without them
 FILE_BYTES = 1024  # of the lock's file, written when it is taken, so that a full disk refuses no later change
+HOLDER_BYTES = 512  # of them, of the holder and its token; the trouble, which changes often, is written behind these alone
 ASKING_SECONDS = 0.5  # longest time for which a command that only asks for the holder keeps the lock
 
 
@@ -39,7 +45,8 @@ class WorkLock:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd: int | None = None
-        self._lines = ("", "")
+        self._mine = b""  # holder and token, as the file has them; empty where the disk refused them
+        self._trouble = ""
 
     def acquire(self, command: str = "evalspan") -> None:
         """Take the lock for `command`, such as DAEMON; InUseError names the command and the process that hold it.
@@ -60,22 +67,39 @@ class WorkLock:
             said = f"{self.path.parent} is in use by {owner}: {now}, or give --work-dir another folder"
             raise InUseError(said, owner)
         self._fd = fd
-        self._write(f"{command}, pid {os.getpid()} on {os.uname().nodename}", "")
+        holder = f"{command}, pid {os.getpid()} on {os.uname().nodename}\n{secrets.token_hex(8)}"
+        self._mine, self._trouble = holder.encode()[:HOLDER_BYTES].ljust(HOLDER_BYTES), ""
+        try:
+            os.pwrite(fd, self._mine.ljust(FILE_BYTES), 0)
+            os.fsync(fd)  # before a journal is read: an earlier coordinator sees it from then on
+        except OSError:  # on a full disk the lock holds without it
+            self._mine = b""
+
+    def check(self) -> None:
+        """TakenOverError where another coordinator has taken the work folder that we hold. Storage that is away says nothing."""
+        if self._fd is None or not self._mine:
+            return
+        try:
+            with self.path.open("rb") as file:  # anew: NFS asks the server for what another host has written
+                now = file.read(HOLDER_BYTES)
+        except OSError:
+            return
+        if now and now != self._mine:
+            folder, other = self.path.parent, now.decode(errors="replace").partition("\n")[0].strip()
+            raise TakenOverError(
+                f"{folder} was taken over by {other}, which does not see this process's lock and goes on with the jobs. Mount "
+                "it with locks that hosts share (Lustre: `flock`; NFS: without `local_lock`), or run one coordinator on one host"
+            )
 
     def show_trouble(self, trouble: str) -> None:
         """Write what the holder waits for beside its name, for `status`; "": nothing. The file keeps its time."""
-        if self._fd is not None and trouble != self._lines[1]:
+        if self._fd is not None and trouble != self._trouble:
+            self._trouble = trouble
+            most = FILE_BYTES - HOLDER_BYTES
             with suppress(OSError):
                 taken_at = os.fstat(self._fd).st_mtime_ns
-                self._write(self._lines[0], trouble)
+                os.pwrite(self._fd, one_line(trouble).encode()[:most].ljust(most), HOLDER_BYTES)
                 os.utime(self._fd, ns=(taken_at, taken_at))
-
-    def _write(self, holder: str, trouble: str) -> None:
-        assert self._fd is not None
-        self._lines = holder, trouble
-        text = "\n".join((holder, one_line(trouble))).encode()[:FILE_BYTES].ljust(FILE_BYTES)
-        with suppress(OSError):  # on a full disk the lock holds without it
-            os.pwrite(self._fd, text, 0)
 
     def holder(self) -> str:
         """The command and process that hold it, such as "evalspan eval, pid 7 on n1"; "" where none does. A process that
@@ -140,8 +164,9 @@ def flock(fd: int, kind: int) -> None:
 
 
 def _lines_of(fd: int) -> tuple[str, str]:
-    owner, _, trouble = os.pread(fd, FILE_BYTES, 0).decode(errors="replace").partition("\n")
-    return owner.strip(), trouble.strip()
+    said = os.pread(fd, FILE_BYTES, 0)
+    owner, trouble = (part.decode(errors="replace") for part in (said[:HOLDER_BYTES], said[HOLDER_BYTES:]))
+    return owner.partition("\n")[0].strip(), trouble.strip()
 
 
 def _owner(fd: int) -> str:

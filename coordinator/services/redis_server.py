@@ -109,11 +109,12 @@ class RedisServer:
         return self._served
 
     def stop(self) -> None:
-        """End the server and delete the published address."""
+        """End the server and delete the published address, if it is ours."""
         self._end()
         if self._served is None:
             return
-        self.work.redis_address.unlink(missing_ok=True)
+        if _published(self.work) == self._served:
+            self.work.redis_address.unlink(missing_ok=True)
         if self._served.socket is not None:
             place = Path(self._served.socket)
             place.unlink(missing_ok=True)

@@ -121,7 +121,7 @@ class WorkPaths:
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
-        # File WORK_DIR/daemon.lock: locked (flock) by the one coordinator, whose host and process it names | the coordinator |
+        # File WORK_DIR/daemon.lock: locked (flock) by the one coordinator, whose host, process and token it has | the coordinator |
         # stays
         self.lock = self.root / "daemon.lock"
         # File WORK_DIR/daemon.lease: its mtime shows jobs that a coordinator lives | the coordinator | stays

@@ -19,8 +19,9 @@ import os
 import stat
 import struct
 import tempfile
+import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -35,10 +36,17 @@ from evaljobs.errors import OperatorError
 log = logging.getLogger(__name__)
 
 MAGIC = b"\xf5ES1"
+# what a mount answers during a failover, or while its server is away: not what is there
+STORAGE_AWAY = frozenset(
+    {errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENOTCONN, errno.ESHUTDOWN}
+)
+PATIENCE_SECONDS = 600.0  # for storage that is away
+AWAY_SECONDS = 2.0  # between two tries
 _PREFIX = struct.Struct("<4sIIQQ")
 _SIZES = struct.Struct("<II")
 
 R = TypeVar("R", bound=Record)
+T = TypeVar("T")
 
 
 class FrameError(Exception):
@@ -94,6 +102,19 @@ def make_file(path: str | Path, flags: int = os.O_WRONLY | os.O_APPEND) -> int:
     if stat.S_IMODE(os.fstat(descriptor).st_mode) != mode:
         os.fchmod(descriptor, mode)
     return descriptor
+
+
+def patiently(work: Callable[[], T]) -> T:
+    """What `work` returns, which is called anew while storage is away; its last error after PATIENCE_SECONDS."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            return work()
+        except OSError as error:
+            if error.errno not in STORAGE_AWAY or time.monotonic() > end:
+                raise
+            log.warning("storage is away, and is tried again: %s", error)
+        time.sleep(AWAY_SECONDS)
 
 
 @contextlib.contextmanager

@@ -9,13 +9,17 @@ Called by the metric workers, their supervisor, and the coordinator's metric que
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Any
 
 import redis
+from redis.exceptions import LockError
 from rq.intermediate_queue import IntermediateQueue
 from rq.job import Job
 from rq.queue import Queue
 from rq.serializers import JSONSerializer
+
+from evaljobs.contract.storage import patiently
 
 FUNCTION = "evaljobs.scoring.worker.run_spec"
 
@@ -23,6 +27,7 @@ FUNCTION = "evaljobs.scoring.worker.run_spec"
 HEARTBEAT_SECONDS = 2
 HEARTBEAT_TTL = 8
 RECOVER_SECONDS = 2.0  # between two looks for such jobs: with HEARTBEAT_TTL, recovery takes less than 15 s
+GUARD_SECONDS = 5.0  # for which one process may keep the others from such a look, should it die meanwhile
 # score of a running job that is to be queued again; a worker's sign sets it to a time of today
 _GIVEN_UP = 1.0
 
@@ -37,7 +42,7 @@ class MetricJob(Job):  # type: ignore[misc]
     def _execute(self) -> str:
         from evaljobs.scoring import worker  # noqa: PLC0415 (the coordinator runs none)
 
-        return worker.run_spec(worker.read_spec(self.args[0]))
+        return patiently(lambda: worker.run_spec(worker.read_spec(self.args[0])))
 
 
 def queue_name(evaluation_id: str) -> str:
@@ -80,8 +85,8 @@ def recover(queue: Any) -> None:
     worker died between popping and starting it is queued again after a minute.
     """
     connection, running = queue.connection, queue.started_job_registry
-    guard = f"{queue.key}:recovering"
-    if not connection.set(guard, "1", nx=True, px=5_000):
+    guard = connection.lock(f"{queue.key}:recovering", timeout=GUARD_SECONDS)
+    if not guard.acquire(blocking=False):
         return  # another process does it at this moment: two at once would queue a job twice
     try:
         for entry in connection.zrange(running.key, 0, -1):  # "job:execution"
@@ -96,4 +101,5 @@ def recover(queue: Any) -> None:
             queue.push_job_id(rq_id, at_front=True)
             popped.remove(rq_id)
     finally:
-        connection.delete(guard)
+        with suppress(LockError):  # this took so long that it is over, or another process's by now
+            guard.release()

@@ -1,7 +1,8 @@
 """The process that keeps metric workers alive: forks them, queues the jobs of dead ones again, ends them in time.
 
 Rule: the supervisor runs no job, so no job can end it. It replaces a worker that dies (with Redis, say), after a pause
-where it did not live long. When it has to end, it lets running jobs finish for a while and then drops them:
+where it did not live long. Where Redis stays away though the coordinator lives, it is this host that does not reach it: it
+ends with 1, so that its job goes to another one. When it has to end, it lets running jobs finish for a while and then drops them:
 they are run again elsewhere.
 Called by `worker.main`.
 """
@@ -36,6 +37,7 @@ FINISH_SECONDS = 15.0
 DROP_SECONDS = 5.0  # that a worker then has to drop its job, before SIGKILL
 SHORT_LIFE_SECONDS = 5.0  # a worker that lived no longer than this is replaced after a pause
 PAUSE_SECONDS = 1.0
+MUTE_RENEWALS = 4  # of the coordinator's lease, one every 30 s, without an answer of its Redis
 PR_SET_PDEATHSIG = 1
 
 
@@ -60,6 +62,8 @@ class Supervisor:
         self._recovered_at = 0.0
         self._address: RedisAddress | None = None
         self._queue: Any = None
+        self._answered = 0  # renewals of the lease when Redis answered last
+        self.status = 0  # exit status
         lease: Path | None = options.lease_file
         self._lease = None if lease is None else CoordinatorLease(lease, options.lease_seconds)
 
@@ -91,6 +95,12 @@ class Supervisor:
             return True
         if self._lease is not None and (expired := self._lease.expired()):
             log.error("%s: no coordinator waits for these metrics", expired)
+            return True
+        if self._lease is not None and self._lease.renewals - self._answered >= MUTE_RENEWALS:
+            log.error(
+                "this host does not reach Redis, though its coordinator lives: this job ends, and another goes on"
+            )
+            self.status = 1
             return True
         return False
 
@@ -154,6 +164,7 @@ class Supervisor:
         try:
             self._follow(redis_client.read(self.options.redis_file))
             rq_jobs.recover(self._queue)
+            self._answered = self._lease.renewals if self._lease is not None else 0
         except (QueueUnavailable, redis.RedisError, OSError) as error:
             log.warning("Redis: %s", error)
 

@@ -32,7 +32,7 @@ from evaljobs import garbage, log_lines
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import SPEC, ExecuteSpec, ScoreSpec
-from evaljobs.contract.storage import write_outcome
+from evaljobs.contract.storage import STORAGE_AWAY, write_outcome
 from evaljobs.errors import details, one_line
 from evaljobs.queue import redis_client
 from evaljobs.queue.redis_client import explained
@@ -104,7 +104,7 @@ def leave_failed(
 
 
 def run_spec(spec: ExecuteSpec | ScoreSpec) -> str:
-    """Run a metric job; returns the kind of outcome that is on disk now."""
+    """Run a metric job; returns the kind of outcome that is on disk now. OSError where storage is away."""
     there = outcome_on_disk(spec)
     if there is not None:
         return there
@@ -112,6 +112,8 @@ def run_spec(spec: ExecuteSpec | ScoreSpec) -> str:
         metric = importlib.import_module("evaljobs.scoring.score")  # the supervisor has imported it already
         return str(metric.perform(spec).kind)
     except Exception as error:  # the job's deadline, or an import: whatever it is, the outcome says so
+        if isinstance(error, OSError) and error.errno in STORAGE_AWAY:
+            raise
         log.exception("%s", spec.name)
         leave_failed(spec, error=one_line(error), detail=details())
         return "failed"
@@ -236,7 +238,9 @@ def work(redis_file: Path, evaluation_id: str) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """`python -m evaljobs worker …`; ends with exit code 0, on a signal, the stop file or the lease."""
+    """`python -m evaljobs worker …`; ends on a signal, the stop file or the lease with exit code 0; with 1 where it does
+    not reach Redis.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m evaljobs worker", description="Run metric jobs of an evaluation."
     )
@@ -254,5 +258,6 @@ def main(argv: Sequence[str]) -> int:
         log.exception("the metric code cannot be imported")
     gc.collect()
     garbage.collect_new()  # imported modules stay shared with the work-horses
-    Supervisor(options, functools.partial(work, options.redis_file, options.queue)).run()
-    return 0
+    supervisor = Supervisor(options, functools.partial(work, options.redis_file, options.queue))
+    supervisor.run()
+    return supervisor.status

@@ -10,6 +10,7 @@ Called by `precursor.py`, `trial/hosted_trials.py` and `scoring/supervisor.py`.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -19,13 +20,15 @@ class CoordinatorLease:
     def __init__(self, path: Path, seconds: float) -> None:
         self._path = path
         self._seconds = seconds
-        self._seen, self._since = _mtime(path, None), time.monotonic()
+        self._seen, self._since = _mtime(path), time.monotonic()
+        self.renewals = 0  # that were seen
 
     def expired(self) -> str:
         """Why the coordinator counts as gone, in one line; "" while it may be alive."""
-        now, stamp = time.monotonic(), _mtime(self._path, self._seen)
-        if stamp != self._seen:
+        now, stamp = time.monotonic(), _mtime(self._path)
+        if stamp not in (None, self._seen):
             self._seen, self._since = stamp, now
+            self.renewals += 1
         if now - self._since <= self._seconds:
             return ""
         return f"the coordinator's lease {self._path} was not renewed for {self._seconds:.0f} s"
@@ -42,10 +45,7 @@ def is_there(path: Path) -> bool | None:
     return True
 
 
-def _mtime(path: Path, before: int | None) -> int | None:
-    try:
+def _mtime(path: Path) -> int | None:
+    with suppress(OSError):  # missing, or an error of storage
         return path.stat().st_mtime_ns
-    except FileNotFoundError:
-        return None
-    except OSError:
-        return before
+    return None

@@ -1,10 +1,11 @@
 """Whole evaluations on a real Slurm while faults strike at seeded moments; docs/benchmarks.md has the laws and figures.
 
 One `evalspan eval` a run, struck by one fault or by several; with --checkpoints a daemon that evaluates so many, each with
-other weights.
+other weights. With --keep FILE each run's row goes to FILE as it ends, and the same command goes on after those that are
+there.
 
 Rule: laws are read from what is on disk and on the cluster afterwards, never from what the coordinator prints. A run's row
-goes to stderr when it ends. Exit status 0: every run gave the same scores and left nothing; 1: one did not; 2: it cannot be
+goes to stderr when it ends. Exit status 0: every run gave lm-eval's scores and left nothing; 1: one did not; 2: it cannot be
 run here.
 """
 
@@ -20,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import Options, command, option, say
+from support import toys
 
 from chaos_lib.faults import FAULTS, deal
 from chaos_lib.run import under_faults
-from chaos_lib.site import Place, Site, place
+from chaos_lib.site import TASKS, Place, Site, place
 
 PATIENCE_S = 300.0  # for one evaluation
 CLEAN_S = 60.0  # a controller that was away ends its jobs later
@@ -62,14 +64,27 @@ def laws_broken(events: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield f"scored twice: {entries}"
 
 
+def lm_evals(place: Place) -> dict[str, dict[str, Any]]:
+    """lm-eval's own scores of the place's models, one run a task, as `scores` has them."""
+    names = [f"step-{number}" for number in range(len(place.models))] if len(place.models) > 1 else ["tiny"]
+    return {name: toys.expected(model, TASKS) for name, model in zip(names, place.models, strict=True)}
+
+
 # --- a run -------------------------------------------------------------------------------------------------------------
 
 
-def disturbed(place: Place, names: Sequence[str], seed: int, wanted: dict[str, Any], events: int) -> Row:
+def disturbed(
+    place: Place,
+    names: Sequence[str],
+    seed: int,
+    wanted: dict[str, Any],
+    events: int,
+    *,
+    patience: float = PATIENCE_S,
+) -> Row:
     """Evaluate the place's models, strike these faults at moments drawn from `seed`, and judge what comes of it.
 
-    `wanted`, `events`: scores and number of events of the undisturbed run (the one without names); without scores they
-    are not compared. The row's `broken`: the laws that do not hold, one line each.
+    `wanted`: lm-eval's scores; `events`: their number in an undisturbed run (the one without names). The row's `broken`: the laws that do not hold, one line each.
     """
     chosen = [FAULTS[n] for n in names]
     label = "+".join(names)
@@ -80,17 +95,19 @@ def disturbed(place: Place, names: Sequence[str], seed: int, wanted: dict[str, A
         partition="spare" if any(f.partition == "spare" for f in chosen) else "gpu",
         on_small=any(f.on_small for f in chosen),
     )
+    if any(f.on_hosts for f in chosen):
+        place.hosts.prepare()
     started = time.monotonic()
-    with under_faults(site, dice) as run:
+    with under_faults(site, place.hosts, dice) as run:
         for fault in chosen:
             run.begin(run.strike_after, fault, 1 + int(events * dice.uniform(*fault.span)))
         if len(chosen) > 1:  # together they may take every node
             run.begin(run.administer)
-        run.await_end(PATIENCE_S * len(place.models))
+        run.await_end(patience * len(place.models))
         seconds = time.monotonic() - started
         run.join(60)
         found = scores(site)
-        if (wanted and found != wanted) or len(site.evaluations()) != len(place.models):
+        if found != wanted or len(site.evaluations()) != len(place.models):
             run.broken.append(f"other scores: {json.dumps(found)}")
         for folder in site.evaluations():
             run.broken += [f"{folder.name}: {law}" for law in laws_broken(site.events(folder))]
@@ -110,24 +127,51 @@ def disturbed(place: Place, names: Sequence[str], seed: int, wanted: dict[str, A
     return row
 
 
+def kept(file: str) -> list[Row]:
+    """Rows of an earlier call that was cut off; a line that was being written is none, and is removed."""
+    if not file or not Path(file).exists():
+        return []
+    whole = [line for line in Path(file).read_text().splitlines(keepends=True) if line.endswith("\n")]
+    Path(file).write_text("".join(whole))
+    return [json.loads(line) for line in whole]
+
+
+def _keep(row: Row, rows: list[Row], file: str) -> None:
+    rows.append(row)
+    if file:
+        with Path(file).open("a") as kept_rows:
+            kept_rows.write(json.dumps(row) + "\n")
+
+
 def measure(options: Options) -> tuple[Row, bool]:
     """A fault's counts are of runs: struck, of those with a law broken, and missed."""
     names = options.fault or list(FAULTS)
     seeds = range(options.first, options.first + options.seeds)
     dealt = [(faults, seed) for seed in seeds for faults in deal(names, seed, options.together)]
-    with place(options.checkpoints) as where:
-        rows = [disturbed(where, (), 0, {}, 0)]
-        calm = rows[0]
-        for faults, seed in dealt if not calm["broken"] else []:
-            rows.append(disturbed(where, faults, seed, calm["scores"], calm["events"]))
+    rows = kept(options.keep)
+    there = {(row["fault"], row["seed"]) for row in rows}
+    left = [(faults, seed) for faults, seed in dealt if ("+".join(faults), seed) not in there]
+    with place(options.checkpoints, accounting=any(FAULTS[name].accounting for name in names)) as where:
+        calm = disturbed(
+            where, (), 0, rows[0]["scores"] if rows else lm_evals(where), 0, patience=options.patience
+        )
+        if not rows or calm["broken"]:
+            _keep(calm, rows, "" if calm["broken"] else options.keep)
+        for faults, seed in left if not calm["broken"] else []:
+            _keep(
+                disturbed(where, faults, seed, calm["scores"], calm["events"], patience=options.patience),
+                rows,
+                options.keep,
+            )
             say(json.dumps({key: value for key, value in rows[-1].items() if key != "scores"}))
     counts = {name: Counter[str]() for name in names}
-    for row in rows[1:]:
+    runs = [row for row in rows if row["fault"] != "none"]
+    for row in runs:
         for name in row["fault"].split("+"):
             struck = name in row["struck"]
             counts[name].update(struck=struck, broken=struck and bool(row["broken"]), missed=not struck)
     broken = [row for row in rows if row["broken"]]
-    return {"runs": len(rows) - 1, "faults": counts, "broken": broken}, not broken
+    return {"runs": len(runs), "faults": counts, "broken": broken}, not broken
 
 
 OPTIONS = (
@@ -135,6 +179,8 @@ OPTIONS = (
     option("--seeds", 1, "so many moments of each fault (1)", metavar="N"),
     option("--first", 0, "the first seed (0)"),
     option("--together", 1, "faults in a run, dealt anew for each seed (1)", metavar="K"),
+    option("--patience", PATIENCE_S, "seconds for one evaluation (300)", metavar="S"),
+    option("--keep", "", "a file of finished runs, after which the same command goes on", metavar="FILE"),
     option("--checkpoints", 1, "of a run; several: a daemon evaluates them (1)", metavar="N"),
 )
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import redis
 from dev_cluster import procs
 
+from chaos_lib import host_faults
 from chaos_lib.site import INTRUDER
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.queue import redis_client
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 class Fault:
     """`strike` returns what was hit, or None where it was too late. `span`: moments, as shares of an undisturbed run's events.
 
-    `breaks`: parts of the site that no other fault may break at the same time.
+    `breaks`: parts of the site that no other fault may break at the same time; `on_hosts`: clock, network, storage or
+    locks of a host, which is prepared for it.
     """
 
     name: str
@@ -43,21 +45,11 @@ class Fault:
     breaks: tuple[str, ...] = ()
     partition: str = "gpu"
     on_small: bool = False
+    on_hosts: bool = False
+    accounting: bool = False
 
 
 # --- coordinator, Redis, controller ----------------------------------------------------------------------------------
-
-
-def _kill_coordinator(run: Run) -> str | None:
-    run.at_work()
-    with run.replacing:
-        if run.over:
-            return None
-        old = run.process
-        old.send_signal(signal.SIGKILL)
-        old.wait()
-        run.process = run.site.start()
-        return f"pid {old.pid}"
 
 
 def _kill_redis(run: Run) -> str | None:
@@ -91,23 +83,15 @@ def _controller_frozen(run: Run) -> str:
 # --- nodes and their jobs ----------------------------------------------------------------------------------------------
 
 
-def _node_of(run: Run, verb: str) -> str | None:
-    """A node that runs a job of this verb."""
-    pid = run.victim(verb)
-    if pid is None:
-        return None
-    return next((n for n in run.site.cluster.gpu_nodes if pid in run.site.cluster.node_pids(n)), None)
-
-
 def _node_killed(verb: str, run: Run) -> str | None:
-    node = _node_of(run, verb)
+    node = run.node_of(verb)
     if node is not None:
         run.site.cluster.kill_node(node)
     return node
 
 
 def _slurmd_killed(run: Run) -> str | None:
-    node = _node_of(run, "trial")
+    node = run.node_of("trial")
     if node is not None:
         run.site.cluster.kill_slurmd(node)
         time.sleep(5)
@@ -184,7 +168,7 @@ def _wrapped_squeue(script: str, run: Run) -> str | None:
 
 
 def _preempted(run: Run) -> str | None:
-    node = _node_of(run, "trial")
+    node = run.node_of("trial")
     if node is None:
         return None
     options = ["--partition=gpu", f"--nodelist={node}", "--gres=gpu:2", "--mem=100", f"--job-name={INTRUDER}"]
@@ -236,7 +220,7 @@ def _corrupted(run: Run) -> str | None:
 _UNKNOWN_STATE = '"$REAL" "$@" | sed \'s/RUNNING/HYPERDRIVE/g; s/COMPLETED/LIMBO/g\''
 _GARBAGE = "exec head -c 4096 /dev/urandom"
 _ALL = (
-    Fault("coordinator-killed", _kill_coordinator, breaks=("coordinator",)),
+    Fault("coordinator-killed", lambda run: run.kill_coordinator(), breaks=("coordinator",)),
     Fault("redis-killed-and-wiped", _kill_redis, (0.1, 0.8), breaks=("redis",)),
     Fault("slurmctld-down", _controller_down, breaks=("controller",)),
     Fault("slurmctld-frozen", _controller_frozen, breaks=("controller",)),
@@ -257,6 +241,29 @@ _ALL = (
     Fault("preempted", _preempted, (0.0, 0.6), partition="spare"),
     Fault("disk-full", _disk_full, breaks=("disk",), on_small=True),
     Fault("record-corrupted", _corrupted, (0.2, 0.8)),
+    Fault("clock-forward", partial(host_faults.clock, host_faults.HOUR), breaks=("clock",), on_hosts=True),
+    Fault("clock-back", partial(host_faults.clock, -host_faults.HOUR), breaks=("clock",), on_hosts=True),
+    Fault(
+        "network-cut-60s",
+        partial(host_faults.network_cut, 60.0),
+        (0.0, 0.7),
+        ("node", "redis"),
+        on_hosts=True,
+    ),
+    Fault(
+        "network-cut-for-good",
+        partial(host_faults.network_cut, None),
+        (0.0, 0.7),
+        ("node", "redis", "coordinator"),
+        on_hosts=True,
+    ),
+    Fault("storage-hangs-30s", host_faults.storage_hangs, breaks=("clock", "disk"), on_hosts=True),
+    Fault("storage-slow", host_faults.storage_slow, (0.0, 0.3), ("clock", "disk"), on_hosts=True),
+    Fault("storage-stale", host_faults.storage_stale, breaks=("clock", "disk"), on_hosts=True),
+    Fault("sacct-away", host_faults.sacct_away, breaks=("coordinator",), accounting=True),
+    Fault("slurmdbd-away", host_faults.slurmdbd_away, breaks=("coordinator",), accounting=True),
+    Fault("node-failed", host_faults.node_failed, (0.0, 0.7), ("node",)),
+    Fault("second-coordinator", host_faults.second_coordinator, breaks=("coordinator",), on_hosts=True),
 )
 FAULTS = {fault.name: fault for fault in _ALL}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import signal
 import subprocess
 import threading
 import time
@@ -15,6 +16,7 @@ from dev_cluster import procs
 from dev_cluster.api import DevClusterError
 
 from chaos_lib.faults import Fault
+from chaos_lib.hosts import Hosts
 from chaos_lib.site import Site
 from coordinator.runtime.work_lock import WorkLock
 from evaljobs.contract.paths import WorkPaths
@@ -28,6 +30,7 @@ class Run:
     """A coordinator under faults: its process is replaced where a fault ends it."""
 
     site: Site
+    hosts: Hosts
     process: subprocess.Popen[str]
     dice: random.Random
     strikes: list[tuple[str, str]] = field(default_factory=list)  # (fault, what was hit)
@@ -52,6 +55,30 @@ class Run:
     def at_work(self) -> bool:
         """Wait for a coordinator that has the work folder; False where the run is over before."""
         return self.wait(WorkLock(WorkPaths(self.site.work).lock).held)
+
+    def wait_seconds(self, seconds: float | None) -> None:
+        """Wait so long, or until the run is over; None: until then."""
+        end = None if seconds is None else time.monotonic() + seconds
+        self.wait(lambda: end is not None and time.monotonic() > end)
+
+    def kill_coordinator(self) -> str | None:
+        """SIGKILL, once it has the work folder, and start another."""
+        self.at_work()
+        with self.replacing:
+            if self.over:
+                return None
+            old = self.process
+            old.send_signal(signal.SIGKILL)
+            old.wait()
+            self.process = self.site.start()
+            return f"pid {old.pid}"
+
+    def node_of(self, verb: str) -> str | None:
+        """A node that runs a job of this verb."""
+        pid = self.victim(verb)
+        if pid is None:
+            return None
+        return next((n for n in self.site.cluster.gpu_nodes if pid in self.site.cluster.node_pids(n)), None)
 
     def victim(self, verb: str) -> int | None:
         """Host pid of one of the site's jobs of this verb, once there is one; None where the run is over."""
@@ -114,14 +141,15 @@ class Run:
 
 
 @contextlib.contextmanager
-def under_faults(site: Site, dice: random.Random) -> Iterator[Run]:
+def under_faults(site: Site, hosts: Hosts, dice: random.Random) -> Iterator[Run]:
     """A run of the site's coordinator. Afterwards no process of it is left; what broke a law is swept from the cluster."""
-    run = Run(site=site, process=site.start(), dice=dice)
+    run = Run(site=site, hosts=hosts, process=site.start(), dice=dice)
     try:
         yield run
     finally:
         run.over = True
         run.process.kill()
         run.process.wait()
+        hosts.calm()
         if run.broken:
             site.sweep()

@@ -18,6 +18,8 @@ from dev_cluster.api import Cluster, dev_cluster
 from support import sites
 from support.toys import cluster_tasks, config_text, furnish, suite_text, toy_model
 
+from chaos_lib.hosts import Hosts
+
 HUNG_SECONDS = 45
 INTRUDER = "intruder"  # name of the job that preempts trials, from a partition of higher priority
 TASKS: dict[str, dict[str, int]] = {"toy_choice": {}, "toy_sums": {"limit": 24}, "toy_programs": {}}
@@ -30,6 +32,7 @@ class Place:
     cluster: Cluster
     models: list[Path]  # one for each checkpoint
     small: Path  # a small file system that user and nodes see
+    hosts: Hosts
 
     def mend(self) -> None:
         """Bring back the nodes that a fault took down."""
@@ -39,7 +42,7 @@ class Place:
 
 
 @contextlib.contextmanager
-def place(checkpoints: int = 1) -> Iterator[Place]:
+def place(checkpoints: int = 1, *, accounting: bool = False) -> Iterator[Place]:
     """A cluster of two GPU nodes and a CPU node; everything is ended and removed afterwards. DevClusterError."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="evalspan-chaos-")))
@@ -50,9 +53,12 @@ def place(checkpoints: int = 1) -> Iterator[Place]:
         subprocess.run(["mount", "-t", "tmpfs", "-o", size, "none", str(small)], check=True)
         stack.callback(subprocess.run, ["umount", "--lazy", str(small)], check=True)
         shape = {"nodes": 2, "gpus": 2, "cpu_nodes": 1, "slurmd_timeout_s": 10, "grace_s": 0}
-        cluster = stack.enter_context(dev_cluster(**shape))
+        end = stack.enter_context(contextlib.ExitStack())  # after the cluster
+        cluster = stack.enter_context(dev_cluster(**shape, accounting=accounting))
+        hosts = Hosts(cluster)
+        end.callback(hosts.close)
         models = [toy_model(folder, 7 + number) for number in range(checkpoints)]
-        yield Place(cluster=cluster, models=models, small=small)
+        yield Place(cluster=cluster, models=models, small=small, hosts=hosts)
 
 
 class Site(sites.Site):
@@ -103,11 +109,15 @@ class Site(sites.Site):
         """The command line of this site's coordinator; run again after a kill, it goes on."""
         return self.command("daemon", "--until-idle") if self.watches else self.evaluate()
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """`evalspan ARGUMENTS`, or without any the coordinator, as the user; its output goes to eval.log."""
+    def start(self, *arguments: str, alone: Path | None = None) -> subprocess.Popen[str]:
+        """`evalspan ARGUMENTS`, or without any the coordinator, as the user; its output goes to eval.log.
+
+        `alone`: the library with which its lock of the work folder sees no other's.
+        """
         argv = self.command(*arguments) if arguments else self.coordinator()
+        env = self.env | ({"LD_PRELOAD": str(alone), "CHAOS_LOCKS_ALONE": "daemon.lock"} if alone else {})
         with (self.folder / "eval.log").open("a") as log:
-            return subprocess.Popen(argv, env=self.env, stdout=log, stderr=log, text=True)
+            return subprocess.Popen(argv, env=env, stdout=log, stderr=log, text=True)
 
     def user(self, argv: Sequence[str]) -> str:
         """Output of a command of the user's, found without the wrappers."""

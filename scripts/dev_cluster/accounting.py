@@ -29,7 +29,9 @@ def check_machine() -> None:
 
 
 def start(record: Record) -> None:
-    """Start the database and slurmdbd, and name the cluster there. slurmctld starts after it, then `make_accounts`."""
+    """Start what does not run of the database and slurmdbd, and name the cluster there. slurmctld starts after it, then
+    `make_accounts`.
+    """
     layout, port = record.layout, record.base_port + 1 + len(record.spec.node_names)
     layout.database.mkdir(mode=0o755, exist_ok=True)
     shutil.chown(layout.database, "mysql", "mysql")
@@ -47,7 +49,8 @@ def start(record: Record) -> None:
     conf.touch(mode=0o600)
     conf.write_text(real_site.SLURMDBD.format(layout=layout, port=port, database_port=port + 1))
     _spawned(record, "slurmdbd", ["slurmdbd", "-D"], port)
-    _sacctmgr(record, "add", "cluster", record.spec.name)
+    if not daemons.command(record, "sacctmgr", "-n", "list", "cluster", record.spec.name).strip():
+        _sacctmgr(record, "add", "cluster", record.spec.name)
 
 
 def make_accounts(record: Record) -> None:
@@ -71,7 +74,8 @@ def _spawned(record: Record, part: str, argv: list[str], port: int) -> None:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", port)) == 0
 
-    daemons.spawned(record, part, argv, log=record.layout.log / f"{part}.out", ready=answers)
+    if daemons.running(record, part) is None:
+        daemons.spawned(record, part, argv, log=record.layout.log / f"{part}.out", ready=answers)
 
 
 def _sacctmgr(record: Record, *words: str) -> None:

@@ -147,9 +147,9 @@ class Cluster:
                 raise DevClusterError(f"slurmd of {name} did not start: {error}: {log}") from error
 
     def bring_back(self, name: str) -> None:
-        """What an administrator does about a node that is away: `start_node`, and an end to its drain."""
+        """What an administrator does about a node that is away: `start_node`, and an end to its drain, or to being set down."""
         self.start_node(name)
-        if self.node_states().get(name, "").startswith("drain"):
+        if self.node_states().get(name, "").startswith(("drain", "down")):
             with contextlib.suppress(DevClusterError):
                 self.update(f"nodename={name}", "state=resume")
 
@@ -271,6 +271,12 @@ class Cluster:
         proc = self._running("slurmctld")
         if proc is not None:
             procs.kill_all([proc, *procs.children(proc.pid)])
+
+    def kill_accounting(self) -> int | None:
+        """SIGKILL slurmdbd; its pid. `accounting.start` brings it back."""
+        proc = self._running("slurmdbd")
+        procs.kill_all([proc] if proc is not None else [])
+        return None if proc is None else proc.pid
 
     def signal_controller(self, number: int) -> None:
         """Signal slurmctld. After SIGSTOP clients wait and time out."""

@@ -1,7 +1,7 @@
 """The table of faults on a whole evaluation, and how a campaign deals them (large ones: scripts/chaos, docs/benchmarks.md)."""
 
 import pytest
-from chaos_lib.campaign import PATIENCE_S, disturbed
+from chaos_lib.campaign import PATIENCE_S, disturbed, kept
 from chaos_lib.faults import FAULTS, deal
 from chaos_lib.site import TASKS
 from chaos_lib.site import place as make_place
@@ -56,3 +56,14 @@ def test_every_fault_is_dealt_once_and_none_meets_one_of_its_part(names, seed, t
         assert len(run) <= together
         assert len(parts) == len(set(parts))
     assert together > 1 or [name for (name,) in runs] == names
+
+
+def test_a_campaign_that_was_cut_off_keeps_its_finished_runs(tmp_path):
+    """A row that was being written is no run."""
+    file = tmp_path / "rows"
+    assert kept(str(file)) == kept("") == []
+    file.write_text('{"fault": "none", "seed": 0}\n{"fault": "clock-back", "seed": 3}\n{"fault": "clo')
+    for _ in range(2):
+        assert [(row["fault"], row["seed"]) for row in kept(str(file))] == [("none", 0), ("clock-back", 3)]
+        with file.open("a") as more:
+            more.write('{"fault": "again"')

@@ -4,6 +4,7 @@ import pytest
 from support.simulated.parts import record
 from support.simulated.world import World
 
+from coordinator.cluster import JobState
 from coordinator.diagnosis.verdict import of_text
 from coordinator.evaluation import events as ev
 from coordinator.runtime import detect
@@ -90,3 +91,18 @@ def test_of_many_deaths_at_once_those_behind_the_first_may_wait_for_the_next_lis
         )  # fmt: skip
         assert len(told) == most
         assert all(event.cause.reason == "ECCError" for event in told)
+
+
+@pytest.mark.parametrize(("word", "avoided"), [("FAILED", True), ("TIMEOUT", False), ("COMPLETED", False)])
+def test_a_node_where_workers_reach_no_redis_gets_none_of_the_next(word, avoided):
+    """They end by themselves with an error there; the next job of workers goes to another node."""
+    world = World(7, rec=record(entries=6), nodes=2, in_order=True).until(
+        lambda w: any(i.phase == "submitted" for i in w.state.live_jobs("metric"))
+    )
+    job = next(i.job.name for i in world.state.live_jobs("metric"))
+    row = JobState(job_id="7", name=job, index=0, phase="ended", state=word, node="c9")
+    ends = [ev.JobEnded(at=world.now, job=job, index=0, state=word)]
+    (told,) = detect.with_causes(
+        world.state, ends, [row], {}, began=lambda *_: True, cause=lambda *_: of_text(ECC)
+    )
+    assert bool(told.unlaunched) == avoided

@@ -3,10 +3,12 @@ else is. Root mounts the disk; elsewhere its tests are skipped."""
 
 import errno
 import fcntl
+import itertools
 import json
 import os
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ from coordinator import cli
 from coordinator.base.disk_space import RESUMES
 from coordinator.base.throttle import Throttle
 from coordinator.config.schema import Config
-from coordinator.errors import OperatorError, RetryError
+from coordinator.errors import OperatorError, RetryError, TakenOverError
 from coordinator.evaluation.events import CancelAsked, OutcomeSeen, Restarted, ResultsWritten
 from coordinator.hook import pinned
 from coordinator.intake.inbox import Notice, leave
@@ -109,6 +111,79 @@ def test_a_look_at_the_lock_is_taken_for_no_owner(tmp_path, monkeypatch):
     owner.join()
     assert lock.held()
     lock.release()
+
+
+# --- two coordinators whose locks do not see each other ------------------------------------------------------------------
+
+
+def blinded(lock):
+    """Free the flock of a lock that is held, as where each host locks by itself."""
+    fcntl.flock(lock._fd, fcntl.LOCK_UN)
+
+
+@pytest.mark.parametrize("at", range(1, 4 * len(EVENTS) + 1))
+def test_who_takes_over_knows_all_that_was_acted_upon_and_nothing_that_is_written_later(tmp_path, at):
+    """Wherever the first one stands still meanwhile: before, between and after its looks at the token and its write."""
+    first, second = WorkLock(tmp_path / "daemon.lock"), WorkLock(tmp_path / "daemon.lock")
+    first.acquire("evalspan daemon")
+    path, moments, acted, seen = tmp_path / "journal", itertools.count(1), [], []
+
+    def stands_still():
+        if next(moments) == at:
+            blinded(first)
+            second.acquire("evalspan eval")
+            others.append(Journal(path, second.check))
+            others[0].renew()
+            seen.extend(others[0].replay())
+
+    def fence():
+        stands_still()
+        first.check()
+        stands_still()
+
+    def act_on_all():
+        for event in [*EVENTS, *EVENTS]:
+            journal.append([event])
+            acted.append(event)
+
+    others, journal = [], Journal(path, fence)
+    said = f"{tmp_path} was taken over by evalspan eval, pid {os.getpid()} "
+    with pytest.raises(TakenOverError, match=said):
+        act_on_all()
+    assert seen[: len(acted)] == acted
+    (other,) = others
+    other.append([ResultsWritten(at=9.0)])
+    with pytest.raises(TakenOverError):
+        journal.append([EVENTS[0]])
+    assert list(read_events(path)) == [*seen, ResultsWritten(at=9.0)]
+    first.show_trouble("it is late")
+    second.check()
+    assert second.holder_and_trouble()[0].startswith("evalspan eval, pid ")
+
+
+def test_a_coordinator_that_was_taken_over_ends_and_leaves_the_other_ones_files_and_jobs(tmp_path):
+    """Its evaluation, its Redis' address and its summary are the other one's, and each job runs once."""
+    cluster = FakeCluster(fleet=[fake_node("n1"), fake_node("n2")])
+    first, second = (coordinator_on(tmp_path, cluster, redis=True) for _ in range(2))
+    with ExitStack() as mine, ExitStack() as theirs:
+        mine.enter_context(first.in_charge("evalspan daemon"))
+        running = first.accept(record())
+        until(first, cluster.jobs)
+        blinded(first._lock)
+        theirs.enter_context(second.in_charge("evalspan daemon"))
+        second.resume_all()
+        with pytest.raises(TakenOverError, match="run one coordinator"):
+            first.cancel(running.state.evaluation_id, "too late")
+        mine.close()
+        address = WorkPaths(tmp_path).redis_address.read_bytes()
+        second.keeper.ensure()
+        assert WorkPaths(tmp_path).redis_address.read_bytes() == address
+        for _ in range(5):
+            second.tick()
+        assert not of_kind(CancelAsked, running.paths.journal)
+        living = [job.name for job in cluster.jobs() if job.phase != "ended"]
+        assert living
+        assert len(living) == len({*living})
 
 
 # --- signs of a coordinator's life -----------------------------------------------------------------------------------

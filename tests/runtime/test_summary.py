@@ -273,9 +273,13 @@ def test_what_hangs_or_is_not_run_by_the_holder_of_the_work_folder_reads_stopped
     (summary,) = seen.open
     lock, now = WorkLock(WorkPaths(tmp_path).lock), time.time()
     lock.acquire()
-    for signed_at in (now, now - SILENT_SECONDS - 1):
-        os.utime(paths.journal, (signed_at, signed_at))
-        halt = halt_of(summary, paths)
-        assert (halt is None) == (signed_at == now)
+    for ahead in (0.0, 3600.0, -3600.0):  # of its host's clock over the file server's
+        WorkPaths(tmp_path).lease.touch()
+        os.utime(WorkPaths(tmp_path).lease, (now + ahead, now + ahead))
+        for silent in (0.0, SILENT_SECONDS + 1):
+            signed_at = now + ahead - silent
+            os.utime(paths.journal, (signed_at, signed_at))
+            halt = halt_of(summary, paths)
+            assert (halt is None) == (silent == 0.0)
     lock.release()
     assert (halt.word, halt.since) == ("stopped", pytest.approx(signed_at))

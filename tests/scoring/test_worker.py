@@ -19,7 +19,7 @@ from rq.command import send_shutdown_command
 from rq.utils import now
 from support.metric_jobs import Bench, children, kill, move, running
 from support.served import server_pid
-from support.with_root import memory_group
+from support.with_root import memory_group, storage_away, umount
 
 from coordinator.services.redis_server import RedisServer
 from evaljobs.contract.specs import ScoreSpec
@@ -92,6 +92,21 @@ def test_a_work_horse_that_the_kernel_ends_for_lack_of_memory_is_no_riddle(bench
     assert "its job had 100 MB; set [metric] memory_mb = 200" in failed.error
 
 
+def test_a_job_waits_for_storage_that_is_away_and_has_not_failed(bench_and_supervisor):
+    """At a failover each try would end at once, and the third one fail the task."""
+    bench, _ = bench_and_supervisor
+    name = "storage away"
+    spec = bench.write_spec(name)
+    log = bench.paths.logs / "worker.log"
+    with storage_away(bench.paths.specs):
+        bench.queue.enqueue(name, spec)
+        wait_until(lambda: "storage is away" in log.read_text())
+        umount(bench.paths.specs)
+        wait_until(lambda: bench.failed(name))
+    assert "Transport endpoint" not in bench.failed(name).error
+    assert name not in bench.queue.failed()
+
+
 @pytest.mark.parametrize("victim", ["work-horse", "worker"])
 def test_a_killed_process_loses_no_job_and_one_that_kills_thrice_is_given_up(bench_and_supervisor, victim):
     """kill -9: the job is run again within the recovery time, by another worker if need be, else before those that wait. The
@@ -139,6 +154,25 @@ def test_an_hour_between_two_clocks_takes_no_job_from_a_living_worker(bench_and_
     assert busy_worker(bench, process.pid, "hour") == busy
     bench.let_go("hour")
     wait_until(lambda: bench.failed("hour"))
+
+
+def test_a_look_for_dead_workers_that_took_too_long_leaves_the_guard_to_another(
+    bench_and_supervisor, monkeypatch
+):
+    """Else a third process would look beside the second, and both queue a job again."""
+    bench, _ = bench_and_supervisor
+    client = redis_client.connect(bench.work.redis_address)
+    guard = f"{rq_jobs.open_queue(client, bench.evaluation).key}:recovering"
+    looks = rq.intermediate_queue.IntermediateQueue.get_job_ids
+
+    def late(queue):
+        client.set(guard, "another's", px=60_000)
+        return looks(queue)
+
+    monkeypatch.setattr(rq.intermediate_queue.IntermediateQueue, "get_job_ids", late)
+    wait_until(lambda: not client.exists(guard))
+    bench.queue.recover()
+    assert client.getdel(guard) == b"another's"
 
 
 def test_nothing_in_redis_names_what_a_worker_runs_or_commands_it(bench_and_supervisor, tmp_path):

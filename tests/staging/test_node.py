@@ -20,7 +20,7 @@ from evaljobs.contract.outcomes import Staged
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import CheckpointSpec, StageSpec
 from evaljobs.errors import OperatorError
-from evaljobs.scoring.supervisor import Supervisor
+from evaljobs.scoring.supervisor import MUTE_RENEWALS, Supervisor
 from evaljobs.staging import capacity, clean, node_probe, precursor, segments
 from evaljobs.staging.capacity import V1, V2
 from evaljobs.staging.coordinator_lease import CoordinatorLease
@@ -233,6 +233,25 @@ def test_workers_work_on_until_storage_shows_their_stop(storage):
     assert supervisor._over()
 
 
+def test_workers_that_do_not_reach_the_redis_of_a_living_coordinator_end_and_say_so(tmp_path, caplog):
+    """Their job is none of this host's: without a coordinator they wait, however long, and by its life they know."""
+    lease = tmp_path / "lease"
+    lease.touch()
+    options = argparse.Namespace(
+        stop_file=None, lease_file=lease, lease_seconds=900.0, redis_file=tmp_path / "address", queue="e"
+    )
+    supervisor = Supervisor(options, lambda: None)
+    for look in range(1, 10):
+        supervisor._look(float(10 * look))
+        assert not supervisor._over()
+    for renewal in range(1, MUTE_RENEWALS + 1):
+        os.utime(lease, (renewal, renewal))
+        supervisor._look(float(100 + 10 * renewal))
+        assert supervisor._over() == (renewal == MUTE_RENEWALS)
+    assert supervisor.status == 1
+    assert "does not reach Redis" in caplog.text
+
+
 def test_a_lease_that_cannot_be_read_stands_still(storage):
     """An error renews nothing: a dead coordinator's lease ends in its time on storage that comes and goes."""
     lease = CoordinatorLease(storage.path / "lease", 0.0)
@@ -240,3 +259,16 @@ def test_a_lease_that_cannot_be_read_stands_still(storage):
     storage.back()
     (storage.path / "lease").touch()
     assert not CoordinatorLease(storage.path / "lease", 900.0).expired()
+
+
+def test_a_lease_that_goes_and_comes_back_unchanged_stands_still(tmp_path, monkeypatch):
+    """A dead coordinator's folder may be moved and put back: that is no sign of life."""
+    now, file = 0.0, tmp_path / "lease"
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    file.touch()
+    lease, gone = CoordinatorLease(file, 10.0), file.with_name("gone")
+    for at, act in ((8.0, lambda: file.rename(gone)), (9.0, lambda: gone.rename(file)), (11.0, lambda: None)):
+        assert not lease.expired()
+        now = at
+        act()
+    assert lease.expired()

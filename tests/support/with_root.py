@@ -78,6 +78,27 @@ def small_disk(folder, size):
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
+@contextmanager
+def storage_away(folder):
+    """A mount over a folder whose server has ended: each look at what is below is an error (ENOTCONN). `umount(folder)` ends it."""
+    server = os.open("/dev/fuse", os.O_RDWR) if os.geteuid() == 0 and Path("/dev/fuse").exists() else None
+    how = f"fd={server},rootmode=40000,user_id=0,group_id=0"
+    mount = ["mount", "-i", "-t", "fuse", "-o", how, "none", str(folder)]
+    if server is None or subprocess.run(mount, pass_fds=[server], check=False).returncode != 0:
+        pytest.skip("no file system of FUSE can be mounted here (needs root)")
+    os.close(server)
+    try:
+        yield
+    finally:
+        umount(folder)
+
+
+def umount(folder):
+    """Show again what lies below a mount; does nothing twice."""
+    if os.path.ismount(folder) or str(folder) in Path("/proc/mounts").read_text():
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
 CONTROL_GROUPS = Path("/sys/fs/cgroup/memory")  # version 1
 
 
