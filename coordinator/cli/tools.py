@@ -224,6 +224,7 @@ class Compare(Printed):
         from coordinator.cli.pages import write_page
         from coordinator.page import read
         from coordinator.report.comparisons import heads_of, show_comparison
+        from coordinator.report.verdicts import overall_of
 
         settings = self.there()
         if len(self.evaluations) < 2:
@@ -236,7 +237,8 @@ class Compare(Printed):
         points, rows, _ = read.compared(settings, self.evaluations, mixed=self.mixed, dense=self.dense)
         ids, heads = [p.evaluation_id for p in points], heads_of(points)
         if self.as_json:
-            show_json({"schema_version": 1, "evaluations": ids, "rows": rows, "headings": heads})
+            known = {"rows": rows, "overall": overall_of(rows), "headings": heads}
+            show_json({"schema_version": 1, "evaluations": ids, **known})
         else:
             show_comparison(stdout(), heads, ids, rows)
 

@@ -26,7 +26,7 @@ from coordinator.report.comparisons import comparison, heads_of
 from coordinator.report.learning_curves import Point, leaves_of, scores_of
 from coordinator.report.load_series import point_of
 from coordinator.report.sampling import series_of
-from coordinator.report.verdicts import MEANING, add_verdicts
+from coordinator.report.verdicts import MEANING, add_verdicts, overall_of
 from coordinator.runtime.finalize import results_in_files, results_of
 from coordinator.runtime.journal import has_other_format, read_events
 from coordinator.runtime.replay import find_evaluation
@@ -179,6 +179,7 @@ def of_comparison(
         "heads": heads,
         "ids": [p.evaluation_id for p in points],
         "rows": rows,
+        "overall": overall_of(rows),
         "verdicts": MEANING,
         "samples": [
             {**row, "blocks": [first[task]["block"], row["block"]]}

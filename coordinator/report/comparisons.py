@@ -28,7 +28,7 @@ from coordinator.report.learning_curves import (
     scores_of,
 )
 from coordinator.report.tables import Parts, Sheet
-from coordinator.report.verdicts import ALONG, MEANING
+from coordinator.report.verdicts import ALONG, MEANING, overall_of
 
 WHAT: Mapping[str, str] = {
     "mode": "computed in another mode",
@@ -39,6 +39,7 @@ MARK = "~"  # stands beside a value that is not comparable with its neighbour
 MARKS = "*o+x#@%&"
 COLOURS = ("green", "blue", "red", "magenta", "cyan", "yellow", "default", "default")
 ASCII = str.maketrans("┤│┼├└┬┴┘┌┐─", "||++++++++-")
+TINTS = {"worse": "red", "better": "green"}  # of verdicts
 HEIGHT = 15  # lines of a chart
 TICKS = 5  # checkpoints named below a chart
 
@@ -268,10 +269,13 @@ def show_comparison(
         change = "-" if row["change"] is None else f"{row['change']:+.4f}"
         if "reach" in last:
             change += f" ± {last['reach']:.4f}"
-        style = {"worse": "red", "better": "green"}.get(last["verdict"], "")
+        style = TINTS.get(last["verdict"], "")
         sheet.add(name, *values, change, last["words"], style=style)
     console.print(sheet)
     console.print()
+    for head, whole in zip(heads[1:], overall_of(rows), strict=False):
+        whose = f" ({head} against {heads[0]})" if len(heads) > 2 else ""
+        _say(console, f"overall{whose}: {whole['words']}", TINTS.get(whole["verdict"], ""))
     for head, evaluation in zip(heads, ids, strict=True):
         _say(console, f"{head}: {evaluation}")
     differs = [
