@@ -160,6 +160,8 @@ class Export(_Scores):
 
     evalspan export step-1000-core-1a2b3c4d --to lm-eval --out results
 
+    evalspan export --series runs/7b --to parquet --out documents.parquet
+
     evalspan export --left
     """
 

@@ -273,9 +273,9 @@ def show_comparison(
         sheet.add(name, *values, change, last["words"], style=style)
     console.print(sheet)
     console.print()
-    for head, whole in zip(heads[1:], overall_of(rows), strict=False):
-        whose = f" ({head} against {heads[0]})" if len(heads) > 2 else ""
-        _say(console, f"overall{whose}: {whole['words']}", TINTS.get(whole["verdict"], ""))
+    for whole in overall_of(rows)[-1:]:
+        if whole["tasks"] > 1:
+            _say(console, f"overall: {whole['words']}", TINTS.get(whole["verdict"], ""))
     for head, evaluation in zip(heads, ids, strict=True):
         _say(console, f"{head}: {evaluation}")
     differs = [
