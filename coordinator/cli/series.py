@@ -171,7 +171,7 @@ class Report(_Scores, Printed):
 class Export(_Scores):
     """Write scores, makespan, GPU seconds and cost, at their training steps, into a tracker or files.
 
-    A second export adds only new points. `lm-eval` writes lm_eval's own files. Examples:
+    A second export adds only new points. `lm-eval` writes lm_eval's own files, `parquet` a row for each document. Examples:
 
     evalspan export --series runs/7b --to tensorboard --out tb
 
@@ -179,10 +179,14 @@ class Export(_Scores):
 
     evalspan export step-1000-core-1a2b3c4d --to lm-eval --out results
 
+    evalspan export --series runs/7b --to parquet --out documents.parquet
+
     evalspan export --left
     """
 
-    to: Literal["tensorboard", "wandb", "mlflow", "csv", "json", "lm-eval"] | None = option("What to write.")
+    to: Literal["tensorboard", "wandb", "mlflow", "csv", "json", "parquet", "lm-eval"] | None = option(
+        "What to write."
+    )
     out: Path | None = option("Folder to write to; of csv and json a file, or else stdout.", "--out", "-o")
     left: bool = flag("What the trackers of the settings do not have yet.", "--left")
     name: str | None = option("The tracker's run (default: the checkpoints' folder).", "--run")
@@ -220,7 +224,7 @@ class Export(_Scores):
     def _write(self, to: str, settings: Config, found: Series, done: list[Point]) -> list[Path]:
         """Files and folders written below `out`, or the file `out`; none where it is None: standard output."""
         from coordinator.report.learning_curves import to_csv, to_json
-        from coordinator.trackers import TRACKERS, export_points, lm_eval_files
+        from coordinator.trackers import TRACKERS, export_points, lm_eval_files, parquet_file
 
         text = to_csv(found) if to == "csv" else to_json(found)
         if (out := self.out) is None:
@@ -233,6 +237,10 @@ class Export(_Scores):
                 lines.writelines(text)
             return [file]
         new = not out.exists()
+        if to == "parquet":
+            file = out if out.suffix == ".parquet" and not out.is_dir() else out / "documents.parquet"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            return [parquet_file.write(settings.work_dir, done, file)]
         out.mkdir(parents=True, exist_ok=True)
         try:
             if to == "lm-eval":

@@ -225,6 +225,7 @@ class Compare(Printed):
         from coordinator.page import read
         from coordinator.report.comparisons import heads_of, show_comparison
         from coordinator.report.sampling import compared
+        from coordinator.report.verdicts import overall_of
         from coordinator.runtime.summaries import find_record
 
         settings = self.there()
@@ -239,7 +240,8 @@ class Compare(Printed):
         points, rows, _ = compared(settings.work_dir, ids, mixed=self.mixed, dense=self.dense)
         heads = heads_of(points)
         if self.as_json:
-            show_json({"schema_version": 1, "evaluations": ids, "rows": rows, "headings": heads})
+            known = {"rows": rows, "overall": overall_of(rows), "headings": heads}
+            show_json({"schema_version": 1, "evaluations": ids, **known})
         else:
             show_comparison(stdout(), heads, ids, rows)
 

@@ -26,7 +26,7 @@ from coordinator.report.columns import columns, sample_file, with_signals
 from coordinator.report.comparisons import heads_of
 from coordinator.report.learning_curves import Point, scores_of
 from coordinator.report.sampling import compared
-from coordinator.report.verdicts import MEANING
+from coordinator.report.verdicts import MEANING, overall_of
 from coordinator.runtime.finalize import results_in_files, results_of
 from coordinator.runtime.journal import has_other_format, read_events
 from coordinator.runtime.replay import find_evaluation
@@ -173,6 +173,7 @@ def of_comparison(
         "heads": heads,
         "ids": [p.evaluation_id for p in points],
         "rows": rows,
+        "overall": overall_of(rows),
         "verdicts": MEANING,
         "samples": [
             {**row, "blocks": [first[task]["block"], row["block"]]}

@@ -18,7 +18,7 @@ from coordinator.report.learning_curves import (
     scores_of,
 )
 from coordinator.report.tables import Parts, Sheet
-from coordinator.report.verdicts import MEANING
+from coordinator.report.verdicts import MEANING, overall_of
 
 WHAT: Mapping[str, str] = {
     "mode": "computed in another mode",
@@ -26,6 +26,7 @@ WHAT: Mapping[str, str] = {
     "score": "scored in another way (gold answers, filters or metrics)",
 }
 MARK = "~"  # stands beside a value that is not comparable with its neighbour
+TINTS = {"worse": "red", "better": "green"}  # of verdicts
 
 
 def show_differences(console: Console, found: Iterable[tuple[str, str, str]]) -> None:
@@ -111,10 +112,13 @@ def show_comparison(
         change = "-" if row["change"] is None else f"{row['change']:+.4f}"
         if "reach" in last:
             change += f" ± {last['reach']:.4f}"
-        style = {"worse": "red", "better": "green"}.get(last["verdict"], "")
+        style = TINTS.get(last["verdict"], "")
         sheet.add(name, *values, change, last["words"], style=style)
     console.print(sheet)
     console.print()
+    for whole in overall_of(rows)[-1:]:
+        if whole["tasks"] > 1:
+            say(console, f"overall: {whole['words']}", TINTS.get(whole["verdict"], ""))
     for head, evaluation in zip(heads, ids, strict=True):
         say(console, f"{head}: {evaluation}")
     differs = [

@@ -9,16 +9,17 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coordinator.evaluation.records import EvaluationRecord
+from coordinator.report import verdicts
 from coordinator.report.columns import documents, with_signals
-from coordinator.report.learning_curves import difference, keys_of, leaves_of
+from coordinator.report.learning_curves import ScoreValue, difference, keys_of, leaves_of
 from coordinator.report.verdicts import aligned, is_mean, near
 from coordinator.verdicts.paired import Difference, estimate
 from evaljobs.contract.columns import CLUSTER, DENSE, DOCUMENT, HASH, Documents
@@ -64,51 +65,64 @@ def differences(work_dir: Path, before: str, after: str) -> Differences:
     return made
 
 
+class _Metric(NamedTuple):
+    """One metric of the tasks whose documents all have a value. `tasks`: their numbers; other arrays: a value a task."""
+
+    tasks: Array
+    values: Array  # of the documents of these tasks, one after the other
+    starts: Array
+    means: Array
+    binary: Array  # are all values 0 or 1?
+
+
+def overall(found: Differences, scores: Iterable[ScoreValue]) -> dict[str, Any]:
+    """The record of `verdicts.overall`. `found`: of `differences`; `scores`: of the later evaluation, in order."""
+    return verdicts.overall(
+        (
+            one.task,
+            one.higher_is_better,
+            (one.value - (change.difference if change else 0.0), one.value),
+            change,
+        )
+        for one in scores
+        if one.name in found and one.filter != DENSE
+        for change in [found[one.name]]
+    )
+
+
 @dataclass(frozen=True)
 class _Evaluated:
-    """The scores of an evaluation's leaf tasks and their documents. Arrays have a value a task, in order of rows."""
+    """The scores of an evaluation's leaf tasks and their documents."""
 
     scores: Mapping[tuple[str, str], float]  # (task, column) -> value
     keys: Mapping[str, tuple[str, str]]  # task -> as of `keys_of`
     documents: Documents
 
     @cached_property
-    def starts(self) -> Array:
-        import numpy as np  # noqa: PLC0415
-
-        starts: Array = np.array([rows.start for rows in self.documents.rows.values()])
-        return starts
+    def order(self) -> list[str]:
+        """Tasks in order of rows: what numbers mean."""
+        return sorted(self.documents.tasks, key=lambda task: self.documents.tasks[task].start)
 
     @cached_property
-    def binary(self) -> dict[str, Array]:
-        """Of each metric: have the documents of a task only 0 and 1?"""
+    def metrics(self) -> dict[str, _Metric]:
+        """Without those of tasks with clusters."""
         import numpy as np  # noqa: PLC0415
 
-        return {
-            name: np.logical_and.reduceat((c == 0) | (c == 1) | np.isnan(c), self.starts)
-            for name, c in self.documents.columns.items()
-            if name not in (DOCUMENT, HASH, CLUSTER)
-        }
-
-    @cached_property
-    def means(self) -> dict[str, Array]:
-        """Of each metric: the mean of a task's documents, NaN without any."""
-        import numpy as np  # noqa: PLC0415
-
+        columns = dict(self.documents.columns)
+        starts = np.array([self.documents.tasks[task].start for task in self.order])
+        sizes = np.diff([*starts, len(columns.pop(DOCUMENT))])
+        del columns[HASH]
+        clustered = np.maximum.reduceat(columns.pop(CLUSTER, np.zeros(sizes.sum())) != 0, starts)
         found = {}
-        for name in self.binary:
-            known, values = _known(self.documents.columns[name], self.starts)
-            with np.errstate(invalid="ignore"):
-                found[name] = np.add.reduceat(values, self.starts) / known
+        for name, column in columns.items():
+            whole = ~(np.maximum.reduceat(np.isnan(column), starts) | clustered)
+            if whole.any():
+                values = column if whole.all() else column[np.repeat(whole, sizes)]
+                first = np.cumsum(sizes[whole]) - sizes[whole]
+                binary = np.minimum.reduceat((values == 0) | (values == 1), first)
+                means = np.add.reduceat(values, first) / sizes[whole]
+                found[name] = _Metric(np.flatnonzero(whole), values, first, means, binary)
         return found
-
-
-def _known(column: Array, starts: Array) -> tuple[Array, Array]:
-    """(documents of each task that have a value, the column with 0 for the others)."""
-    import numpy as np  # noqa: PLC0415
-
-    lacks = np.isnan(column)
-    return np.add.reduceat(~lacks, starts, dtype=np.int64), np.where(lacks, 0.0, column)
 
 
 @lru_cache(maxsize=2)
@@ -134,26 +148,20 @@ def _read(root: Path, _written: int) -> _Evaluated:
 
 
 def _compared(before: _Evaluated, after: _Evaluated) -> dict[str, Difference | None]:
-    both = [one for one in before.scores if one in after.scores]
-    unlike = {task for task, _ in both if difference(before.keys[task], after.keys[task])}
-    fast = _in_vectors(before, after) if _same_documents(before.documents, after.documents) else None
+    unlike = {
+        task for task in before.keys.keys() & after.keys if difference(before.keys[task], after.keys[task])
+    }
+    same = _same_documents(before.documents, after.documents)
+    fast = _in_vectors(before, after) if same else {}
     found: dict[str, Difference | None] = {}
-    for task, name in both:
-        measure = f"{name},{DENSE}" if "," not in name else name.removesuffix(",none")
-        found[f"{task}/{measure}"] = None
+    for task, name in (one for one in before.scores if one in after.scores):
+        score = f"{task}/{name.removesuffix(',none')}" if "," in name else f"{task}/{name},{DENSE}"
         if task in unlike:
-            continue
-        if fast is not None and (task, name) in fast:
-            found[f"{task}/{measure}"] = fast[task, name]
-            continue
-        parts = [one.documents.of(task) for one in (before, after)]
-        means = [one.scores[task, name] for one in (before, after)]
-        if parts[0] is None or parts[1] is None:
-            continue
-        if is_mean(parts[0], name, means[0]) and is_mean(parts[1], name, means[1]):
-            one = estimate(*aligned(parts[0], parts[1], name))
-            if not isinstance(one, str):
-                found[f"{task}/{measure}"] = one.kept()
+            found[score] = None
+        elif (task, name) in fast:
+            found[score] = fast[task, name]
+        else:
+            found[score] = _one(before, after, task, name)
     return found
 
 
@@ -168,36 +176,51 @@ def _same_documents(before: Documents, after: Documents) -> bool:
 
 
 def _in_vectors(before: _Evaluated, after: _Evaluated) -> dict[tuple[str, str], Difference | None]:
-    """(task, column) -> difference, of the same documents; tasks with clusters are left out."""
+    """(task, column) -> difference, of all tasks in which each document has a value and no cluster."""
     import numpy as np  # noqa: PLC0415
 
-    starts, rows = after.starts, after.documents.tasks
-    order = sorted(rows, key=lambda task: rows[task].start)
-    columns = [one.documents.columns for one in (before, after)]
-    sizes = np.diff([*starts, len(columns[1][DOCUMENT])])
-    clustered = np.add.reduceat(columns[1].get(CLUSTER, np.zeros(sizes.sum(), bool)) != 0, starts)
     found: dict[tuple[str, str], Difference | None] = {}
-    for name in before.binary.keys() & after.binary.keys():
-        changes = columns[1][name] - columns[0][name]
-        known, values = _known(changes, starts)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            means = np.add.reduceat(values, starts) / known
-            spread = np.nan_to_num(changes - np.repeat(means, sizes))
-            variances = np.add.reduceat(spread**2, starts) / (known - 1) / known
-        flips = [np.add.reduceat(sign * changes > 0, starts, dtype=np.int64) for sign in (1, -1)]
-        binary = before.binary[name] & after.binary[name]
-        table = zip(
-            *(c.tolist() for c in (clustered, known, means, variances, binary, *flips)),
-            *(one.means[name].tolist() for one in (before, after)),
-            strict=True,
+    for name, theirs in before.metrics.items():
+        ours = after.metrics.get(name)
+        if ours is None or not np.array_equal(ours.tasks, theirs.tasks):
+            continue
+        changes = ours.values - theirs.values
+        sizes = np.diff([*ours.starts, len(changes)])
+        means = np.add.reduceat(changes, ours.starts) / sizes
+        spread = changes - np.repeat(means, sizes)
+        variances = np.add.reduceat(spread * spread, ours.starts) / np.maximum(sizes - 1, 1) / sizes
+        gained, lost = (np.add.reduceat(sign * changes > 0, ours.starts, dtype=np.int64) for sign in (1, -1))
+        arrays = (
+            sizes,
+            means,
+            variances,
+            ours.binary & theirs.binary,
+            gained,
+            lost,
+            theirs.means,
+            ours.means,
         )
-        for task, (clusters, count, mean, variance, flags, gained, lost, *scored) in zip(
-            order, table, strict=True
+        tasks = [after.order[number] for number in ours.tasks]
+        for task, size, mean, variance, flags, up, down, *scored in zip(
+            tasks, *(array.tolist() for array in arrays), strict=True
         ):
             said = [one.scores.get((task, name), nan) for one in (before, after)]
-            if not clusters and count > 1 and all(map(near, scored, said)):
-                counts = (gained, lost) if flags else (None, None)
-                found[task, name] = Difference(count, mean, variance, count - 1.0, *counts)
-            elif not clusters:
+            if size > 1 and near(scored[0], said[0]) and near(scored[1], said[1]):
+                flips = (up, down) if flags else (None, None)
+                found[task, name] = Difference(size, mean, variance, size - 1.0, *flips)
+            else:
                 found[task, name] = None
     return found
+
+
+def _one(before: _Evaluated, after: _Evaluated, task: str, name: str) -> Difference | None:
+    """Compare one metric of one task over the documents that both have."""
+    theirs, ours = (one.documents.of(task) for one in (before, after))
+    if theirs is None or ours is None:
+        return None
+    if not (
+        is_mean(theirs, name, before.scores[task, name]) and is_mean(ours, name, after.scores[task, name])
+    ):
+        return None
+    one = estimate(*aligned(theirs, ours, name))
+    return None if isinstance(one, str) else one.kept()

@@ -1,13 +1,14 @@
 """Verdicts on scores by their documents' values: against a baseline, the leftmost evaluation, or along a training.
 
 Rule: a leaf task's metric has a verdict where it is the mean of its documents' values, and where both evaluations asked
-and scored alike. All verdicts of a comparison are corrected together.
+and scored alike; a group's score has one where it is a mean of such scores. The verdicts of a comparison's tasks are corrected
+together, and so are those of its groups; `overall` is one test.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from math import isfinite
@@ -15,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.report.learning_curves import Curve, Worse
 from coordinator.verdicts.paired import ALPHA as VERDICT_ALPHA
-from coordinator.verdicts.paired import Paired, interval, paired, verdicts
+from coordinator.verdicts.paired import Difference, Paired, interval, paired, pooled, verdicts
 from coordinator.verdicts.series import ALPHA, FEWEST, worse, yardsticks
 from coordinator.verdicts.series import variances as spread_of
-from evaljobs.contract.columns import DENSE
+from evaljobs.contract.columns import DENSE, SUITE_MEAN
 
 if TYPE_CHECKING:
     from coordinator.verdicts.paired import Values
@@ -51,22 +52,32 @@ def add_verdicts(
     with "why" where there is none, else with the fields of `Paired`; "adjusted", p after the correction; "detectable"; and of
     the two-sided 95 % interval "low", "high" and "reach", its wider half.
     """
+    tasks = {(row["task"], row["metric"]): row for row in rows if not row["leaves"]}
+    _judge([*tasks.values()], lambda row, i: _pair(row, i, columns, mixed))
+    _judge([row for row in rows if row["leaves"]], lambda row, i: _of_group(row, i, tasks, mixed))
+
+
+def _judge(rows: Sequence[dict[str, Any]], compare: Callable[[dict[str, Any], int], Paired | str]) -> None:
+    """Add "verdicts" to rows, corrected together."""
     found: list[tuple[dict[str, Any], Paired, bool]] = []
     for row in rows:
         row["verdicts"] = said = []
         for i in range(1, len(row["values"])):
-            one = _pair(row, i, columns, mixed)
+            one = compare(row, i)
             said.append({"verdict": "not comparable", "why": one, "words": f"not comparable: {one}"})
             if not isinstance(one, str):
                 found.append((said[-1], one, row["higher_is_better"]))
     for (place, one, _), (verdict, adjusted, detectable) in zip(
         found, verdicts([(one, higher) for _, one, higher in found]), strict=True
     ):
-        low, high = interval(one, 1 - VERDICT_ALPHA / 2)
         place.clear()
-        place.update(verdict=verdict, adjusted=adjusted, detectable=detectable, **asdict(one))
-        place.update(low=low, high=high, reach=max(one.difference - low, high - one.difference))
+        place.update(verdict=verdict, adjusted=adjusted, detectable=detectable, **asdict(one), **_ends(one))
         place["words"] = _words(verdict, detectable)
+
+
+def _ends(one: Paired) -> dict[str, float]:
+    low, high = interval(one, 1 - VERDICT_ALPHA / 2)
+    return {"low": low, "high": high, "reach": max(one.difference - low, high - one.difference)}
 
 
 def _words(verdict: str, detectable: float | None) -> str:
@@ -84,8 +95,6 @@ def _pair(
         return "one has no score"
     if (unlike := row["differs"][i]) and not (unlike == "mode" and mixed):
         return UNLIKE[unlike]
-    if row["leaves"]:
-        return "a group: see its tasks"
     both = [columns(k, row["task"]) for k in (0, i)]
     metric = row["metric"].removesuffix(f",{DENSE}")
     if both[0] is None or both[1] is None:
@@ -93,6 +102,91 @@ def _pair(
     if not (is_mean(both[0], metric, row["values"][0]) and is_mean(both[1], metric, row["values"][i])):
         return "its score is no mean of its documents"
     return paired(*aligned(both[0], both[1], metric))
+
+
+def _of_group(
+    row: Mapping[str, Any], i: int, tasks: Mapping[tuple[str, str], Mapping[str, Any]], mixed: bool
+) -> Paired | str:
+    """Compare a group by its tasks, weighed as its score weighs them. `tasks`: rows with verdicts by (task, metric)."""
+    if None in (row["values"][0], row["values"][i]):
+        return "one has no score"
+    if (unlike := row["differs"][i]) and not (unlike == "mode" and mixed):
+        return UNLIKE[unlike]
+    members = [
+        tasks.get((leaf, row["metric"])) or _first_score(leaf, tasks.values()) for leaf in row["leaves"]
+    ]
+    parts = []
+    for leaf, member in zip(row["leaves"], members, strict=True):
+        if member is None or (row["metric"] not in (member["metric"], SUITE_MEAN)):
+            return f"{leaf} has no such score"
+        if (one := _difference(member["verdicts"][i - 1])) is None:
+            return f"{leaf}: {member['verdicts'][i - 1]['why']}"
+        parts.append(one)
+    documents = sum(one.documents for one in parts)
+    for weights in ([1 / len(parts)] * len(parts), [one.documents / documents for one in parts]):
+        sums = [sum(w * m["values"][k] for w, m in zip(weights, members, strict=True) if m) for k in (0, i)]
+        if near(sums[0], row["values"][0]) and near(sums[1], row["values"][i]):
+            return pooled(parts, weights)
+    return "its score is no mean of its tasks"
+
+
+def _first_score(task: str, rows: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """A task's first score of which higher is better."""
+    return next((row for row in rows if row["task"] == task and row["higher_is_better"]), None)
+
+
+def _difference(said: Mapping[str, Any]) -> Difference | None:
+    """What a verdict says of the difference; None where there is none."""
+    if "stderr" not in said:
+        return None
+    degrees = said["degrees"]
+    return Difference(
+        said["documents"], said["difference"], said["stderr"] ** 2, degrees, said["gained"], said["lost"]
+    )
+
+
+def overall(scores: Iterable[tuple[str, bool, Sequence[float | None], Difference | None]]) -> dict[str, Any]:
+    """Compare two evaluations by the mean of their tasks, each by its first score of which higher is better, from 0 to 1.
+
+    `scores`: (leaf task, is higher better?, its values, its difference) in order, without dense signals. The record has
+    the fields of a verdict, and `of`: the tasks that have such a score, of which `tasks` can be compared.
+    """
+    first: dict[str, Difference | None] = {}
+    for task, higher, values, one in scores:
+        if higher and all(value is not None and 0 <= value <= 1 for value in values):
+            first.setdefault(task, one)
+    parts = [one for one in first.values() if one is not None]
+    if not parts:
+        return {
+            "verdict": "not comparable",
+            "words": "not comparable: no task is",
+            "tasks": 0,
+            "of": len(first),
+        }
+    found = pooled(parts)
+    ((verdict, _, detectable),) = verdicts([(found, True)])
+    ends = _ends(found)
+    count = f"{len(parts)} of {len(first)}" if len(parts) < len(first) else f"{len(parts)}"
+    words = f"{found.difference:+.4f} ± {ends['reach']:.4f} over {count} tasks: {_words(verdict, detectable)}"
+    known = {"verdict": verdict, "detectable": detectable, **asdict(found), **ends}
+    return {**known, "of": len(first), "words": words}
+
+
+def overall_of(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """`overall` of each evaluation but the first against the first one. `rows`: with verdicts."""
+    scores = [row for row in rows if not row["leaves"] and not row["metric"].endswith(f",{DENSE}")]
+    return [
+        overall(
+            (
+                r["task"],
+                r["higher_is_better"],
+                (r["values"][0], r["values"][i + 1]),
+                _difference(r["verdicts"][i]),
+            )
+            for r in scores
+        )
+        for i in range(len(rows[0]["verdicts"]) if rows else 0)
+    ]
 
 
 def is_mean(columns: Columns, metric: str, score: float) -> bool:

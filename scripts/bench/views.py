@@ -188,7 +188,9 @@ def leave(work: Path, number: int, step: int, tasks: list[Task]) -> None:
     paths.documents.write_bytes(packed({(entry_of[task], task): columns for task, columns in found.items()}))
     results = results_of(record, found)
     spans = [
-        ShardSpan(shard=f"{task}|{i}|{i + 1}", trial=f"{record.evaluation_id}-n{i}", started_at=BEGAN, seconds=2.0)
+        ShardSpan(
+            shard=f"{task}|{i}|{i + 1}", trial=f"{record.evaluation_id}-n{i}", started_at=BEGAN, seconds=2.0
+        )
         for task in found
         for i in range(SHARDS)
     ]
@@ -243,8 +245,8 @@ print(len(html.page(*found, live=True)))
 EVALSPAN = ("-m", "coordinator")
 
 
-def child(argv: list[str], out: Path | None = None) -> tuple[float, float, int]:
-    """(seconds, peak MB, bytes of stdout) of Python with these arguments."""
+def child(argv: list[str], out: Path | None = None) -> tuple[float, float, float, int]:
+    """(seconds, of these on a CPU, peak MB, bytes of stdout) of Python with these arguments."""
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         started = time.perf_counter()
         environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
@@ -260,7 +262,7 @@ def child(argv: list[str], out: Path | None = None) -> tuple[float, float, int]:
                 f"{' '.join(argv)[:200]}: exit status {process.returncode}: {stderr.read()[-2000:]!r}"
             )
         size = stdout.seek(0, os.SEEK_END) if out is None else out.stat().st_size
-        return seconds, used.ru_maxrss / 1024, size
+        return seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024, size
 
 
 def views(work: Path, folder: Path) -> Iterator[tuple[str, list[str], Path | None]]:
@@ -288,10 +290,10 @@ def measure(options: Options) -> tuple[dict[str, Any], bool]:
         figures: dict[str, Any] = {"made_seconds": time.perf_counter() - started}
         rows = []
         for view, argv, out in views(work, Path(folder)):
-            seconds, megabytes, size = child(argv, out)
-            say(f"{view}: {seconds:.2f} s, {megabytes:.0f} MB, {size} bytes")
+            seconds, cpu, megabytes, size = child(argv, out)
+            say(f"{view}: {seconds:.2f} s, {cpu:.2f} s of CPU, {megabytes:.0f} MB, {size} bytes")
             limit, most = TARGETS[view]
-            rows.append(row(f"seconds of {view}", seconds, limit, bytes=size))
+            rows.append(row(f"seconds of {view}", seconds, limit, cpu_seconds=cpu, bytes=size))
             rows.append(row(f"MB of {view}", megabytes, most))
         return targets(rows, **figures)
 

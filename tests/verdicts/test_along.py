@@ -7,6 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
+from pyarrow import compute, parquet
 from support.commands import typed
 from support.trainings import leave
 
@@ -17,11 +18,14 @@ from coordinator.page import read
 from coordinator.page.index import index_data
 from coordinator.page.training import training_data
 from coordinator.report import trainings
+from coordinator.report.columns import columns, with_signals
+from coordinator.report.comparisons import comparison
 from coordinator.report.learning_curves import ScoreValue
 from coordinator.report.load_series import find_series
 from coordinator.report.pairs import differences
 from coordinator.report.sampling import series_of
 from coordinator.report.training import morning
+from coordinator.report.verdicts import add_verdicts
 from coordinator.runtime.summary import (
     SCHEMA_VERSION,
     Summary,
@@ -202,6 +206,75 @@ def test_a_task_that_a_checkpoint_lacks_is_compared_once_with_an_earlier_one(wor
     assert file.stat().st_mtime_ns == written
     befores = {line.split('"')[1] for line in file.read_text().splitlines()}
     assert befores == {"step-200-mini-00000200", "step-300-mini-00000300"}
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_differences_in_vectors_are_those_of_each_pair(tmp_path, same):
+    """Law: to rounding, documents, difference, variance, degrees and flips of `paired`, whether the documents are the same or
+    not, with clusters and documents without a value; what cannot be compared has None.
+    """
+    rng, kept = np.random.default_rng(3), []
+    for i, step in enumerate((100, 200)):
+        paths = leave(tmp_path, step, 0.5)
+        parts, scores = {}, {}
+        for k, task in enumerate(("plain", "passages", "gaps", "other", "one")):
+            count = 1 if task == "one" else 60 + 10 * k + (0 if same or task != "plain" else i)
+            value = (rng.random(count) < 0.6).astype(float)
+            value[: 7 * (task == "gaps")] = np.nan
+            ids = {
+                "doc_id": np.arange(count),
+                "doc_hash": np.arange(count) + (task == "gaps") * (np.arange(count) == 9) * i,
+            }
+            if same:
+                ids["doc_hash"] = np.arange(count)
+            parts[k, task] = ids | {"acc,none": value, "margin": rng.normal(size=count) * 1e3 + 1e4}
+            if task == "passages":
+                parts[k, task]["cluster"] = np.arange(count) // 4 + 1
+            mean = np.nanmean(value) if task != "other" else 0.123
+            scores[task] = {"acc,none": mean, "acc_stderr,none": 0.1}
+        signals = {t: {"margin,dense": p["margin"].mean(), "n": 9} for (_, t), p in parts.items()}
+        paths.documents.write_bytes(packed(parts))
+        found = {
+            "results": scores,
+            "n-samples": {task: {} for task in scores},
+            "evalspan": {"signals": signals},
+        }
+        paths.results.write_text(json.dumps(found))
+        kept.append((paths, found))
+    found = differences(tmp_path, *(paths.root.name for paths, _ in kept))
+    again = differences(tmp_path, *(paths.root.name for paths, _ in kept))
+    assert again == found
+    rows = comparison([with_signals(paths, None, results) for paths, results in kept])
+    add_verdicts(rows, lambda i, task: columns(kept[i][0], None, task))
+    said = {f"{r['task']}/{r['metric'].removesuffix(',none')}": r["verdicts"][0] for r in rows}
+    assert found.keys() == said.keys()
+    for name, one in found.items():
+        if one is None:
+            assert "why" in said[name]
+        else:
+            expected = [said[name][field] for field in ("documents", "difference", "stderr", "degrees")]
+            assert [one.documents, one.difference, one.variance**0.5, one.degrees] == pytest.approx(
+                expected, rel=1e-9
+            )
+            assert (one.gained, one.lost) == (said[name]["gained"], said[name]["lost"])
+    assert [name for name, one in found.items() if one is None] == [
+        "other/acc",
+        "one/acc",
+        "one/margin,dense",
+    ]
+
+
+def test_a_series_is_exported_as_a_row_a_document(work, tmp_path):
+    """Law: the table has each checkpoint's documents with its step and metrics, as they are kept."""
+    file = tmp_path / "documents.parquet"
+    typed("export", "--series", "/runs/a", "--to", "parquet", "--out", file, "--work-dir", work)
+    table = parquet.read_table(file)
+    assert len(table) == COUNT * DOCUMENTS
+    last = table.filter(compute.equal(table["step"], 1500))
+    own = columns(EvaluationPaths(work / "step-1500-mini-00001500"), None, "add")
+    np.testing.assert_array_equal(last["acc,none"].to_numpy(), own["acc,none"])
+    assert set(last["task"].to_pylist()) == {"add"}
+    assert set(last["evaluation_id"].to_pylist()) == {"step-1500-mini-00001500"}
 
 
 def test_the_daemon_tells_what_fell_and_what_its_gate_says(work, tmp_path):

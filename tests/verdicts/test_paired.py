@@ -12,9 +12,9 @@ from scipy import stats
 
 from coordinator.errors import OperatorError
 from coordinator.report.comparisons import comparison
-from coordinator.report.verdicts import add_verdicts
+from coordinator.report.verdicts import add_verdicts, overall
 from coordinator.verdicts.gate import Policy, judge, outcome_of
-from coordinator.verdicts.paired import FEW, Estimate, interval, paired, verdicts
+from coordinator.verdicts.paired import FEW, Difference, Estimate, interval, paired, pooled, verdicts
 
 RNG = np.random.default_rng(7)
 
@@ -211,7 +211,7 @@ def documents(right, count=100):
     values[:right] = 1.0
     return {
         "doc_id": np.arange(count),
-        "doc_hash": np.array([str(i) for i in range(count)]),
+        "doc_hash": np.arange(count),
         "acc,none": values,
     }
 
@@ -239,17 +239,106 @@ def test_a_score_has_a_verdict_or_the_reason_why_not(other, columns, mixed, verd
     assert row["verdicts"][0]["words"].startswith(verdict)
 
 
-def test_a_group_has_no_verdict_of_its_own():
-    """Law: the correction counts leaf tasks alone, so a group names its tasks."""
-    rows = comparison([results(0.5), results(0.3)])
-    add_verdicts(rows, lambda i, _task: documents(30 if i else 50))
-    assert [r["verdicts"][0]["verdict"] for r in rows if r["task"] == "all"] == ["not comparable"]
+@pytest.mark.parametrize(
+    ("group", "after", "verdict", "change"),
+    [
+        ({0: 0.45, 1: 0.35}, 40, "worse", -0.1),  # tasks alike
+        ({0: 0.425, 1: 0.325}, 40, "worse", -0.1),  # by documents
+        ({0: 0.45, 1: 0.5}, 40, "not comparable: its score is no mean of its tasks", None),
+        ({0: 0.45, 1: 0.35}, None, "not comparable: small: its samples were removed", None),
+    ],
+)
+def test_a_group_is_compared_by_the_mean_of_its_tasks_as_its_score_weighs_them(group, after, verdict, change):
+    """Law: the change that is tested is the one that is printed; a task without a verdict leaves its group without one."""
+    sizes = {"small": 100, "large": 300}
+    means = [{"small": 0.5, "large": 0.4}, {"small": 0.4, "large": 0.3}]
+
+    def of(i):
+        leaves = {task: {"acc,none": mean} for task, mean in means[i].items()}
+        counts = {task: {"effective": size} for task, size in sizes.items()}
+        subtasks = {"all": [*sizes], **{task: [] for task in sizes}}
+        groups = {"all": {"acc,none": group[i]}}
+        return {"results": leaves | groups, "groups": groups, "group_subtasks": subtasks, "n-samples": counts}
+
+    def columns(i, task):
+        return (
+            None
+            if after is None and task == "small"
+            else documents(round(means[i][task] * sizes[task]), sizes[task])
+        )
+
+    rows = comparison([of(0), of(1)])
+    add_verdicts(rows, columns)
+    (found,) = next(r for r in rows if r["task"] == "all")["verdicts"]
+    assert found["words"] == verdict
+    assert found.get("difference") == (None if change is None else pytest.approx(change))
+
+
+def test_the_overall_verdict_is_that_of_the_mean_of_tasks():
+    """Law: each task counts alike, by its first score from 0 to 1 of which higher is better; the words say over how many. A
+    difference that no task shows alone is seen by all; pages and perplexity do not count.
+    """
+    rng = np.random.default_rng(5)
+    pairs = [(rng.random(40) < 0.5).astype(float) for _ in range(60)]
+    flips = [np.where(rng.random(40) < 0.16, rng.random(40) < 0.66, one) for one in pairs]
+    parts = [kept(a, b) for a, b in zip(pairs, flips, strict=True)]
+    scores = [(f"t{i}", True, (0.5, 0.5), one) for i, one in enumerate(parts)]
+    more = [
+        ("t0", True, (0.1, 0.1), parts[1]),
+        ("pages", False, (0.5, 0.5), parts[1]),
+        ("long", True, (7, 8), parts[1]),
+    ]
+    found = overall([*scores, *more])
+    assert (found["tasks"], found["of"], found["verdict"]) == (60, 60, "better")
+    assert found["difference"] == pytest.approx(
+        np.mean([b.mean() - a.mean() for a, b in zip(pairs, flips, strict=True)])
+    )
+    assert (found["gained"], found["lost"]) == tuple(
+        sum(int((s * (b - a) > 0).sum()) for a, b in zip(pairs, flips, strict=True)) for s in (1, -1)
+    )
+    assert f"{found['difference']:+.4f} ± {found['reach']:.4f} over 60 tasks: better" == found["words"]
+    assert overall([*scores, ("z", True, (0.5, 0.5), None)])["words"].endswith("over 60 of 61 tasks: better")
+    assert overall([("z", True, (0.5, 0.5), None)])["verdict"] == "not comparable"
+
+
+def kept(before, after):
+    return paired(before, np.asarray(after, dtype=float)).kept()
+
+
+def test_one_task_pooled_is_the_one_sample_t_test():
+    """Law: of one task p, degrees and interval are scipy's, of the differences."""
+    before, after = values(80)
+    found, expected = pooled([kept(before, after)]), stats.ttest_1samp(after - before, 0)
+    assert found.p == pytest.approx(expected.pvalue, rel=1e-9)
+    assert found.degrees == pytest.approx(79)
+    assert interval(found, 0.975) == pytest.approx(tuple(expected.confidence_interval(0.95)), rel=1e-9)
+
+
+@pytest.mark.parametrize("sizes", [(30, 30, 400, 2000), (25,) * 60, (164, 14_000)])
+def test_pooled_tasks_of_unlike_size_are_rejected_once_in_twenty_without_an_effect(sizes):
+    """Law: the size of the test, and what its interval covers, by simulation of tasks of unlike size and spread."""
+    rng = np.random.default_rng(11)
+    missed = 0
+    for _ in range(2000):
+        parts = []
+        for k, size in enumerate(sizes):
+            spread = 0.2 + k % 3
+            # of `size` normal differences: their mean and variance
+            variance = spread**2 * rng.chisquare(size - 1) / (size - 1) / size
+            parts.append(
+                Difference(size, rng.normal(0, spread / size**0.5), variance, size - 1.0, None, None)
+            )
+        one = pooled(parts)
+        low, high = interval(one, 0.975)
+        assert (one.p < 0.05) == (not low <= 0 <= high)
+        missed += one.p < 0.05
+    assert 0.035 < missed / 2000 < 0.065
 
 
 def test_documents_that_changed_are_left_out():
     """Law: pairs are documents of equal number and content."""
     before, after = documents(50), documents(30)
-    after["doc_hash"] = np.array(["changed"] * 10 + [str(i) for i in range(10, 100)])
+    after["doc_hash"] = np.where(np.arange(100) < 10, -1, np.arange(100))
     rows = comparison([results(0.5), results(0.3)])
     add_verdicts(rows, lambda i, _task: after if i else before)
     (found,) = [r["verdicts"][0] for r in rows if r["task"] == "sums"]

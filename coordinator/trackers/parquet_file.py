@@ -1,0 +1,56 @@
+"""Documents of several evaluations as one Parquet file: a row a document and task, with its metrics.
+
+Rule: one evaluation is in memory at a time. Which columns there are, is read before the first row is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coordinator.errors import OperatorError
+from coordinator.evaluation.records import EvaluationRecord
+from coordinator.report.columns import documents
+from coordinator.report.learning_curves import Point
+from evaljobs.contract.columns import packed
+from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.storage import read_record
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def write(work_dir: Path, points: Sequence[Point], file: Path) -> Path:
+    """Write the documents of these evaluations. OperatorError where none is known."""
+    import pyarrow as pa  # noqa: PLC0415 (other commands start without it)
+    from pyarrow import parquet  # noqa: PLC0415
+
+    known = [point for point in points if documents(*_folder(work_dir, point)).rows]
+    if not known:
+        raise OperatorError("no documents are known of these evaluations: their samples were pruned")
+    schema = pa.unify_schemas([_table(work_dir, point).schema for point in known])
+    partial = file.with_name(f".{file.name}.partial")
+    with parquet.ParquetWriter(partial, schema, compression="zstd") as out:
+        for point in known:
+            table = pa.concat_tables(
+                [schema.empty_table(), _table(work_dir, point)], promote_options="default"
+            )
+            out.write_table(table)
+    return partial.replace(file)
+
+
+def _folder(work_dir: Path, point: Point) -> tuple[EvaluationPaths, EvaluationRecord]:
+    paths = EvaluationPaths(work_dir / point.evaluation_id)
+    return paths, read_record(paths.evaluation, EvaluationRecord)
+
+
+def _table(work_dir: Path, point: Point) -> pa.Table:
+    import pyarrow as pa  # noqa: PLC0415
+    from pyarrow import parquet  # noqa: PLC0415
+
+    content = packed(documents(*_folder(work_dir, point)).parts())
+    table = parquet.read_table(pa.BufferReader(content)).combine_chunks()
+    table = table.set_column(1, "task", table["task"].cast(pa.string()))
+    table = table.add_column(0, "step", pa.array([point.step] * len(table), pa.int64()))
+    return table.add_column(0, "evaluation_id", pa.array([point.evaluation_id] * len(table)))
