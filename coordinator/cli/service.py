@@ -221,11 +221,12 @@ class Status(Printed):
     disk: bool = flag("In place of that: space and files by kind and by evaluation.", "--disk")
 
     def run(self) -> None:
-        from coordinator.cli.screen.board import board, show
+        from coordinator.cli.screen.board import board
         from coordinator.cli.screen.listing import show_left_out
         from coordinator.cli.screen.sight import Sight
         from coordinator.cli.screen.slurm_answers import listed_jobs, listed_nodes
         from coordinator.cli.screen.standing import ROWS, Choice, all_of, json_of, standing
+        from coordinator.report.tables import print_parts
         from coordinator.runtime.summaries import find_folder
 
         if self.disk:
@@ -255,7 +256,7 @@ class Status(Printed):
             which = "runs or waits" if self.only_open else "has failed"
             say(f"none of the {len(found)} evaluations here {which}")
         left = show_left_out(left_out, len(shown), self.typed("status"))
-        show(stdout(), [*board(shown, now, whole=only is not None), *left, *around.lines(now)])
+        print_parts(stdout(), *board(shown, now, whole=only is not None), *left, *around.lines(now))
 
 
 @command()

@@ -27,7 +27,7 @@ from coordinator.report.learning_curves import (
     mode_of,
     scores_of,
 )
-from coordinator.report.tables import Parts, Sheet
+from coordinator.report.tables import Parts, Sheet, print_parts
 from coordinator.report.verdicts import ALONG, MEANING
 
 WHAT: Mapping[str, str] = {
@@ -39,7 +39,7 @@ MARK = "~"  # stands beside a value that is not comparable with its neighbour
 MARKS = "*o+x#@%&"
 COLOURS = ("green", "blue", "red", "magenta", "cyan", "yellow", "default", "default")
 ASCII = str.maketrans("┤│┼├└┬┴┘┌┐─", "||++++++++-")
-HEIGHT = 15  # lines of a chart
+HEIGHT, WIDEST = 15, 120  # lines and columns of a chart
 TICKS = 5  # checkpoints named below a chart
 
 
@@ -60,7 +60,7 @@ def plot(curves: Sequence[Curve], width: int, *, ascii_only: bool = False) -> It
     plotext.clear_figure()
     plotext.theme("clear")
     plotext.limit_size(False, False)
-    plotext.plotsize(width, HEIGHT)
+    plotext.plotsize(min(width, WIDEST), HEIGHT)
     named = sorted(places, key=lambda label: places[label])
     ticks = [named[round(i * (len(named) - 1) / (TICKS - 1))] for i in range(TICKS)]
     plotext.xticks([places[label] for label in ticks], ticks)
@@ -270,8 +270,7 @@ def show_comparison(
             change += f" ± {last['reach']:.4f}"
         style = {"worse": "red", "better": "green"}.get(last["verdict"], "")
         sheet.add(name, *values, change, last["words"], style=style)
-    console.print(sheet)
-    console.print()
+    print_parts(console, sheet, "")
     for head, evaluation in zip(heads, ids, strict=True):
         _say(console, f"{head}: {evaluation}")
     differs = [
@@ -305,7 +304,7 @@ def _other_facts(row: Mapping[str, Any], i: int) -> str:
 
 
 def _say(console: Console, text: str, style: str = "") -> None:
-    console.print(text, style=style, highlight=False, markup=False)
+    print_parts(console, Parts(text, style=style))
 
 
 def lane_table(lanes: Sequence[Mapping[str, Any]]) -> Sheet:

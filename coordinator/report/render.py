@@ -19,7 +19,7 @@ from coordinator.report.gpu_use import DRAINED, GpuUse
 from coordinator.report.judge_cost import JudgeTask, JudgeUse
 from coordinator.report.learning_curves import scores_of
 from coordinator.report.measurements import Report
-from coordinator.report.tables import Parts, Sheet
+from coordinator.report.tables import Parts, Sheet, print_parts
 from coordinator.report.tokens import TokenUse
 from evaljobs.contract.columns import DENSE
 from evaljobs.contract.names import Cut
@@ -301,8 +301,8 @@ def show(
     if ran:
         parts.append(summary(report, gpu_hour_price, verbose=verbose))
         parts += [Text(""), gpu_table(report), Text(""), gantt(report)] if verbose and report.gpus else []
-    parts += [Text(line) for line in (*mode_lines(report), *reuse_lines(report))]
-    parts += [Text(f"warning: {w}", style="yellow") for w in report.warnings]
+    parts += [Parts(line) for line in (*mode_lines(report), *reuse_lines(report))]
+    parts += [Parts(f"warning: {w}", style="yellow") for w in report.warnings]
     if results is not None and results.get("results"):
         title = f"Scores of {report.evaluation_id}"
         parts += [Text(""), score_table(results, title, ascii_only=console.options.ascii_only)]
@@ -310,20 +310,19 @@ def show(
     if report.status == "cancelled":
         failed = {name: why for name, why in failed.items() if not why.startswith(CANCELLED)}
         said = f"cancelled; the same `evalspan eval …` or `evalspan retry {report.evaluation_id}` goes on from what is scored"
-        parts.append(Text(said, style="yellow"))
-    parts += [Text(f"FAILED {names}: {why}", style="bold red") for names, why in by_reason(failed).items()]
+        parts.append(Parts(said, style="yellow"))
+    parts += [Parts(f"FAILED {names}: {why}", style="bold red") for names, why in by_reason(failed).items()]
     if failed and report.status != "cancelled":
         one = report.evaluation_id
         parts += [
-            Text(
+            Parts(
                 f"`evalspan logs {one} NAME` prints a job's log; mend the cause, then `evalspan retry {one}`"
             ),
-            Text("(a change in a task's own files makes a new evaluation: type `evalspan eval …` again)"),
+            Parts("(a change in a task's own files makes a new evaluation: type `evalspan eval …` again)"),
         ]
     for entry in report.entries:
         if entry.status != "failed" and entry.unscored:
             items = "item counts" if entry.unscored == 1 else "items count"
             text = f"PARTLY {entry.name}: {entry.unscored} {items} in no mean; the warnings say why"
-            parts.append(Text(text, style="bold red"))
-    for part in parts:
-        console.print(part, soft_wrap=False, highlight=False)
+            parts.append(Parts(text, style="bold red"))
+    print_parts(console, *parts)
