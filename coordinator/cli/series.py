@@ -133,7 +133,7 @@ class Report(_Scores, Printed):
         from coordinator import api
         from coordinator.report.columns import with_signals
         from coordinator.report.render import show
-        from coordinator.runtime.summary import read_evaluation
+        from coordinator.runtime.summary import failed_job, read_evaluation
         from evaljobs.contract.paths import EvaluationPaths
 
         found = api.results(self.evaluation or "", config=self.config, work_dir=self.work_dir)
@@ -145,7 +145,9 @@ class Report(_Scores, Printed):
             show_json({**made.model_dump(mode="json"), "scores": results.get("results", {}), **more})
         else:
             known = made.makespan_seconds is not None
-            show(stdout(), made, results, settings.gpu_hour_price, ran=known, verbose=self.verbose)
+            job = failed_job(EvaluationPaths(found.folder), found.failed.values())
+            price = settings.gpu_hour_price
+            show(stdout(), made, results, price, ran=known, verbose=self.verbose, failed_job=job)
 
 
 @command()

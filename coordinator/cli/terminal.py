@@ -1,13 +1,14 @@
 """The console of the command line, on which text of others commands nothing.
 
-Rule: without a terminal a record is one line, however long. Names of checkpoints and tasks, errors of jobs, words of a judge and logs of models may hold escape sequences, which
-rewrite what a terminal shows. Each control character is shown as "?". Called from `app` and by each command that prints.
+Rule: without a terminal a record is one line, however long. Names of checkpoints and tasks, errors of jobs, words of a
+judge and logs of models may hold escape sequences, which rewrite what a terminal shows: each control character is shown
+as "?". Called from `app` and by each command that prints.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import IO
+from typing import Any
 
 from rich import console
 from rich.console import ConsoleOptions, RenderableType
@@ -20,8 +21,8 @@ from evaljobs.log_lines import SHOWN
 class Console(console.Console):
     """rich's console; only rich's own styles and controls reach the terminal."""
 
-    def __init__(self, file: IO[str] | None = None, *, stderr: bool = False) -> None:
-        super().__init__(file=file, stderr=stderr)
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
         if not self.is_terminal:
             self.width = UNBOUNDED
 

@@ -278,7 +278,7 @@ class Gate(Printed):
 
 @command()
 class Diff(Printed):
-    """Print the documents of a task that two evaluations answer differently: both answers, the right one, margins.
+    """Print the documents of a task that two evaluations answer differently: question, answers, margins.
 
     Example:
 
@@ -322,11 +322,12 @@ class Diff(Printed):
                 [json.dumps(v) if isinstance(v, dict) else v for v in map(row.get, COLUMNS)] for row in rows
             )
         else:
-            sheet = Sheet("", "document", "right", "before", "after", "margin", "metrics")
+            sheet = Sheet("", "document", "question", "right", "before", "after", "margin", "metrics")
             for row in rows:
                 margins = (row["margin_before"], row["margin_after"])
                 sheet.add(
                     str(row["doc_id"]) + ("" if row["filter"] == "none" else f" {row['filter']}"),
+                    _brief(row["question"].rpartition("\n\n")[2]),  # the shots stand before it
                     *(_brief(row[name]) for name in ("right", "before", "after")),
                     "-" if None in margins else f"{margins[0]:+.2f} -> {margins[1]:+.2f}",
                     ", ".join(

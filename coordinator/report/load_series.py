@@ -129,7 +129,7 @@ def find_series(
         suites = {r.suite.name for _, r in records(work_dir, selector, None)}
         if suites:
             raise OperatorError(
-                f"no evaluation there is of suite {suite!r} (there are: {first_of(sorted(suites))})"
+                f"none of these evaluations is of suite {suite!r} (there are: {first_of(sorted(suites))})"
             )
         parents = {str(Path(r.checkpoint.announced).parent) for _, r in records(work_dir, "*", None)}
         known = first_of(sorted(parents)) or "none"

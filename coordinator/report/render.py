@@ -223,28 +223,27 @@ def reuse_lines(report: Report) -> list[str]:
     for task, evaluation in report.reused.items():
         alike.setdefault(evaluation, []).append(task)
     lines = [
-        f"responses of {evaluation} were used again, since the requests are the same ({', '.join(tasks)}): "
-        "no GPU ran for them"
+        f"reused the responses of {evaluation}, since the requests are the same ({', '.join(tasks)}): no GPU ran for them"
         for evaluation, tasks in alike.items()
     ]
     if report.reused_scores:
         lines.append(
-            f"scores were used again, too, since the task and its data are as they were: {', '.join(report.reused_scores)}"
+            f"reused scores, too, since the task and its data have not changed: {', '.join(report.reused_scores)}"
         )
     return lines
 
 
 def _ratio(report: Report) -> str:
     bound = seconds(report.lower_bound_seconds)
-    after = ", after the wait for a GPU," if report.waited_seconds >= 1 else ""
-    return f"{report.ratio:.2f} x{after} the lower bound of {bound}" if report.ratio else ""
+    after = ", both without the wait for a GPU" if report.waited_seconds >= 1 else ""
+    return f"{report.ratio:.2f} x the lower bound of {bound}{after}" if report.ratio else ""
 
 
 def absence(report: Report) -> Iterator[str]:
     """What the makespan leaves out, and what it does not: waits, and the time in which no coordinator ran the evaluation."""
     went_on = report.away_seconds - report.paused_seconds
     if report.waited_seconds >= 1:
-        yield f"{seconds(report.waited_seconds)} of it waited for a free GPU"
+        yield f"{seconds(report.waited_seconds)} of it spent waiting for a free GPU"
     if report.limited_seconds >= 1:
         yield f"a limit on jobs kept jobs out for {seconds(report.limited_seconds)}"
     if report.paused_seconds >= 1:
@@ -291,11 +290,12 @@ def show(
     *,
     ran: bool = True,
     verbose: bool = False,
+    failed_job: str = "",
 ) -> None:
     """Print what it took, warnings, scores, and last what failed.
 
     `ran=False`: nothing ran now, so times and costs are left out. `verbose`: accounting by GPU and
-    stage.
+    stage. `failed_job`: whose log is named.
     """
     parts: list[RenderableType] = []
     if ran:
@@ -316,7 +316,8 @@ def show(
         one = report.evaluation_id
         parts += [
             Parts(
-                f"`evalspan logs {one} NAME` prints a job's log; mend the cause, then `evalspan retry {one}`"
+                f"`evalspan logs {one}{f' {failed_job}' if failed_job else ''}` shows why; mend the cause, "
+                f"then `evalspan retry {one}`"
             ),
             Parts("(a change in a task's own files makes a new evaluation: type `evalspan eval …` again)"),
         ]

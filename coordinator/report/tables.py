@@ -74,15 +74,6 @@ class Parts:
 Cell = str | RenderableType  # what is no text takes the columns that are left
 
 
-def _broken(name: str, width: int) -> str:
-    lines = [""]
-    for part in re.findall(r"[^-_/]*[-_/]|[^-_/]+", name):
-        if len(lines[-1] + part) > width and lines[-1]:
-            lines.append("")
-        lines[-1] += part
-    return "\n".join(lines)
-
-
 class Sheet:
     """Rows of figures below headings; the first cell of a row is its name.
 
@@ -113,9 +104,9 @@ class Sheet:
         turned = [self._turned()] if self._turns else []
         for sheet in (self, *turned, self._with_broken_names(console, options)):
             if (table := sheet.fitting(console, options)) is not None:
-                lines = [] if console.is_terminal else console.render_lines(table, options, pad=False)
-                yield from (Text("".join(part.text for part in line).rstrip()) for line in lines)
-                yield from [table] * console.is_terminal
+                lines = console.render_lines(table, options, pad=False)
+                plain = (Text("".join(part.text for part in line).rstrip()) for line in lines)
+                yield from [table] if console.is_terminal else plain
                 return
         for cells, style in self._rows:
             yield from self._lines(cells, style)
@@ -164,9 +155,10 @@ class Sheet:
         least = self._least(console, options)
         others = [width for i, width in least.items() if i and self._heads[i] not in self._without[-1]]
         width = max(LEAST_NAME, options.max_width - sum(others) - 2 * len(others))
+        line = re.compile(rf"(?=.{{{width + 1}}})(.{{1,{width}}}(?<=[-_/]))")
         sheet = Sheet("", *self._heads, without=self._without[-1:])
-        for cells, style in self._rows:
-            sheet.add(_broken(str(cells[0]), width), *cells[1:], style=style)
+        for (name, *cells), style in self._rows:
+            sheet.add(line.sub(r"\1\n", str(name)), *cells, style=style)
         return sheet
 
     def _turned(self) -> Sheet:

@@ -66,7 +66,7 @@ def test_without_a_terminal_a_record_is_a_line_of_any_length_without_blanks_at_i
     for i in (1, 22):
         sheet.add(f"task{i}", "0.5", Parts(*words[:i]))
     out = io.StringIO()
-    print_parts(Terminal(out), sheet, ", ".join(["a note of `evalspan report ID`"] * 20))
+    print_parts(Terminal(file=out), sheet, ", ".join(["a note of `evalspan report ID`"] * 20))
     lines = out.getvalue().splitlines()
     assert len(lines) == 5
     assert lines[2:4] == ["task1     0.5  verdict 0 of many words", f"task22    0.5  {', '.join(words[:22])}"]
