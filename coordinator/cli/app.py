@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from coordinator.config.schema import Config
 
 DELETE = frozenset({"prune", "clean"})  # commands that a hint never names
-REMOVED = "`evalspan cancel ID`, which stops one; `evalspan status --disk` says what takes space"
+REMOVED = "`evalspan cancel ID`, which stops one (`evalspan status --disk` says what takes space)"
 MEANT = {"run": "`evalspan eval`", "delete": REMOVED, "remove": REMOVED, "rm": REMOVED}
 
 
@@ -37,8 +37,9 @@ class Commands(TyperGroup):
             near = (
                 f"`evalspan {name}`" for name in get_close_matches(args[0], self.commands.keys() - DELETE)
             )
-            meant = MEANT.get(args[0]) or " or ".join(near) or "`evalspan -h`, which lists all"
-            raise OperatorError(f"there is no command {args[0]!r}; perhaps {meant}")
+            meant = MEANT.get(args[0]) or " or ".join(near)
+            said = f"did you mean {meant}?" if meant else "`evalspan -h` lists all"
+            raise OperatorError(f"there is no command {args[0]!r}: {said}")
         return super().resolve_command(ctx, args)
 
 

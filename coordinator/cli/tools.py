@@ -70,6 +70,7 @@ class Plan(Printed):
     def run(self) -> None:
         from coordinator.planning.instance import plan_instance, what_if
         from coordinator.report.comparisons import lane_table
+        from coordinator.report.tables import print_parts
 
         if (self.instance is None) == (self.suite is None):
             raise OperatorError("name an --instance file or a --suite")
@@ -82,12 +83,8 @@ class Plan(Printed):
             show_json(made if self.instance is not None else {**made, "what_if": more})
             return
         bound, makespan = made["lower_bound_seconds"], made["planned_makespan_seconds"]
-        stdout().print(
-            f"planned makespan {makespan:.1f} s, lower bound {bound:.1f} s, ratio {makespan / bound:.4f}"
-        )
-        for part in ("", lane_table(made["lanes"]), ""):
-            stdout().print(part)
-        say(more["sentence"])
+        said = f"planned makespan {makespan:.1f} s, lower bound {bound:.1f} s, ratio {makespan / bound:.4f}"
+        print_parts(stdout(), said, "", lane_table(made["lanes"]), "", more["sentence"])
 
     def _of_file(self, file: Path) -> str:
         """OperatorError where an option that describes a suite's run was typed."""
@@ -294,7 +291,7 @@ class Diff(Printed):
     def run(self) -> None:
         from coordinator.report.columns import columns
         from coordinator.report.flips import COLUMNS, flips
-        from coordinator.report.tables import Sheet
+        from coordinator.report.tables import Sheet, print_parts
         from coordinator.runtime.summaries import find_record
 
         settings = self.there()
@@ -337,8 +334,7 @@ class Diff(Printed):
                     )
                     or "-",
                 )
-            stdout().print(sheet)
-            say(f"{len(rows)} documents of {self.task} are answered differently")
+            print_parts(stdout(), sheet, f"{len(rows)} documents of {self.task} are answered differently")
 
 
 def _brief(text: str) -> str:

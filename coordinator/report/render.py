@@ -314,13 +314,9 @@ def show(
     parts += [Parts(f"FAILED {names}: {why}", style="bold red") for names, why in by_reason(failed).items()]
     if failed and report.status != "cancelled":
         one = report.evaluation_id
-        parts += [
-            Parts(
-                f"`evalspan logs {one}{f' {failed_job}' if failed_job else ''}` shows why; mend the cause, "
-                f"then `evalspan retry {one}`"
-            ),
-            Parts("(a change in a task's own files makes a new evaluation: type `evalspan eval …` again)"),
-        ]
+        log = " ".join(filter(None, ["evalspan logs", one, failed_job]))
+        parts.append(f"`{log}` shows why; mend the cause, then `evalspan retry {one}`")
+        parts.append("(a change in a task's own files makes a new evaluation: type `evalspan eval …` again)")
     for entry in report.entries:
         if entry.status != "failed" and entry.unscored:
             items = "item counts" if entry.unscored == 1 else "items count"
