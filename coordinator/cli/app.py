@@ -6,24 +6,45 @@ import inspect
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from coordinator.base.strict_json import finite
 from coordinator.base.typed import typed
 from coordinator.cli.terminal import Console
-from coordinator.errors import OperatorError
+from coordinator.errors import EvalspanError, OperatorError
 from evaljobs.contract.paths import WorkPaths
 
 if TYPE_CHECKING:
     from coordinator.config.schema import Config
 
+DELETE = frozenset({"prune", "clean"})  # commands that a hint never names
+REMOVED = "`evalspan cancel ID`, which stops one (`evalspan status --disk` says what takes space)"
+MEANT = {"run": "`evalspan eval`", "delete": REMOVED, "remove": REMOVED, "rm": REMOVED}
+
+
+class Commands(TyperGroup):
+    """The commands; a word that is none is refused with what may be meant."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if not ctx.resilient_parsing and args[0] not in self.commands and not args[0].startswith("-"):
+            near = (
+                f"`evalspan {name}`" for name in get_close_matches(args[0], self.commands.keys() - DELETE)
+            )
+            meant = MEANT.get(args[0]) or " or ".join(near)
+            said = f"did you mean {meant}?" if meant else "`evalspan -h` lists all"
+            raise OperatorError(f"there is no command {args[0]!r}: {said}")
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -91,7 +112,10 @@ def declared(command: type[Command]) -> dict[str, Any]:
     bases = [*reversed(command.__mro__)]
     bases.sort(key=lambda base: base.__module__ == __name__)
     names = (name for base in bases for name in inspect.get_annotations(base))
-    return {name: getattr(command, name) for name in names}
+    found = {name: getattr(command, name) for name in names}
+    for name in found.keys() & COMPLETES.keys():
+        found[name][1].autocompletion = COMPLETES[name]
+    return found
 
 
 parameter = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
@@ -175,9 +199,33 @@ class Printed(Where):
     as_json: bool = flag("Print JSON (versioned) instead of tables.", "--json")
 
 
+EVALUATION = "Evaluation id, its beginning, or the digest at its end."
 VERBOSE = flag("All of the accounting: by stage and GPU.", "--verbose", "-v")
 HTML = option("Write a page to look at in a browser: one file, which loads nothing.", "--html")
-EVALUATION = "Evaluation id, its beginning, or the digest at its end."
+
+
+def complete_ids(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the evaluations of the work folder, for the shell's Tab."""
+    from coordinator.intake.work_folder import load
+    from coordinator.runtime.summaries import known_ids
+
+    with suppress(EvalspanError, OSError):
+        work = load(context.params["config"], context.params["work_dir"], makes=False).work_dir
+        return [name for name in known_ids(work) if name.startswith(incomplete)]
+    return []
+
+
+def complete_suites(incomplete: str) -> list[str]:
+    """Return the shipped suites, for the shell's Tab, which completes files by itself."""
+    from coordinator.intake.suites import names
+
+    return [name for name in names() if name.startswith(incomplete)]
+
+
+COMPLETES = {  # an attribute's name, in any command -> what Tab completes
+    **dict.fromkeys(("evaluation", "evaluations", "first", "second"), complete_ids),
+    "suite": complete_suites,
+}
 
 
 # --- what is printed -------------------------------------------------------------------------------------------------

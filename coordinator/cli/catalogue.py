@@ -181,15 +181,13 @@ def _holding_cells(one: Holding) -> tuple[str, ...]:
 
 def _show_rows(rows: Iterable[tuple[str, ...]]) -> None:
     """Aligned columns; nothing is cut, and the last column is as many lines as it needs."""
-    from rich.padding import Padding
-
     from coordinator.report.tables import Parts, Sheet
 
     made = list(rows)
     sheet = Sheet("", *[""] * max(map(len, made), default=0))
-    for *cells, held in made:
-        sheet.add(*cells, Parts(held))
-    stdout().print(Padding(sheet, (0, 0, 0, 2), expand=False))
+    for name, *cells, held in made:
+        sheet.add(f"  {name}", *cells, Parts(held))
+    stdout().print(sheet)
 
 
 @command(cls=LmEvalCommand)

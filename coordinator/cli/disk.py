@@ -164,10 +164,9 @@ def _disk_json(found: WorkFolder) -> dict[str, Any]:
 
 def _table(title: str, rows: Iterable[tuple[str, Size]]) -> None:
     from coordinator.report.render import size as of_bytes
-    from coordinator.report.tables import Sheet
+    from coordinator.report.tables import Sheet, print_parts
 
     sheet = Sheet("", title, "size", "files")
     for name, size in rows:
         sheet.add(name, of_bytes(size.bytes), str(size.files))
-    stdout().print(sheet)
-    say("")
+    print_parts(stdout(), sheet, "")

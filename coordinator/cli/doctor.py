@@ -49,7 +49,7 @@ class Doctor(Printed):
 
 def show(made: Checkup, work_dir: Path) -> None:
     """Print the findings, then a summary."""
-    from coordinator.report.tables import Parts, Sheet
+    from coordinator.report.tables import Parts, Sheet, print_parts
 
     sheet = Sheet("", "what", "", "found, and what to do")
     for one in made.findings:
@@ -57,12 +57,10 @@ def show(made: Checkup, work_dir: Path) -> None:
         sheet.add(
             one.what, one.status, Parts(one.found, one.todo and f"-> {one.todo}", apart=True), style=style
         )
-    stdout().print(sheet)
-    stdout().print()
-    if bad := sum(one.status == "fail" for one in made.findings):
-        stdout().print(f"{bad} of these would stop an evaluation in {work_dir}.", style=STYLES["fail"])
-    else:
-        stdout().print("Nothing here stops an evaluation.", style=STYLES["ok"])
+    bad = sum(one.status == "fail" for one in made.findings)
+    said = f"{bad} of these would stop" if bad else "Nothing here stops"
+    style = STYLES["fail" if bad else "ok"]
+    print_parts(stdout(), sheet, "", Parts(f"{said} an evaluation in {work_dir}.", style=style))
 
 
 @command("check-nodes")

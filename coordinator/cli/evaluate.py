@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -18,8 +19,10 @@ from coordinator.cli.app import (
     flag,
     option,
     say,
+    say_aside,
     show_json,
     stdout,
+    writing,
 )
 from coordinator.cli.lm_eval_flags import LmEvalCommand
 from coordinator.cli.suite_options import LM_EVAL, Chosen
@@ -63,6 +66,7 @@ class Evaluate(Chosen):
         "Model arguments; pretrained= names the checkpoint.", metavar="KEY=VALUE,…", **LM_EVAL
     )
     device: str | None = option("cuda or cpu.", **LM_EVAL)
+    output_path: Path | None = option("Folder for lm_eval's own files of results and samples.", **LM_EVAL)
     check_fast: int | None = option(
         "Evaluate N documents of each task in both modes and print differences.", min=1, metavar="N"
     )
@@ -73,7 +77,13 @@ class Evaluate(Chosen):
         if self.check_fast is not None:
             self._check_fast(self.check_fast)
         else:
-            _show(self, self._evaluated(self.chosen), verbose=self.verbose)
+            found = self._evaluated(self.chosen)
+            if self.output_path is not None and found.scores:
+                from coordinator.trackers import lm_eval_files
+
+                with writing(self.output_path):
+                    say_aside(f"wrote {lm_eval_files.write(found.folder, self.output_path)[-1]}")
+            _show(self, found, verbose=self.verbose)
 
     def _evaluated(self, suite: SuiteOptions) -> Results:
         from coordinator import api
@@ -123,6 +133,8 @@ class Evaluate(Chosen):
 def _show(typed: Printed, found: Results, *, verbose: bool) -> None:
     """Print results; exit code 130 where the evaluation was cancelled, 1 where scores are missing."""
     from coordinator.report.render import show
+    from coordinator.runtime.summary import failed_job
+    from evaljobs.contract.paths import EvaluationPaths
 
     if found.note:
         typer.echo(found.note, err=typed.as_json)
@@ -131,7 +143,10 @@ def _show(typed: Printed, found: Results, *, verbose: bool) -> None:
         show_json({**found.raw, "evalspan": {**found.raw.get("evalspan", {}), **changed}})
     else:
         ran = not found.note and found.makespan_seconds is not None
-        show(stdout(), found.report, found.raw, found.gpu_hour_price, ran=ran, verbose=verbose)
+        job = failed_job(EvaluationPaths(found.folder), found.failed.values())
+        show(
+            stdout(), found.report, found.raw, found.gpu_hour_price, ran=ran, verbose=verbose, failed_job=job
+        )
         results = f"Results: {found.folder / 'results.json'}\n" if found.scores else ""
         say(f"\n{results}Samples, logs, responses: {found.folder}")
     if found.status == "cancelled":

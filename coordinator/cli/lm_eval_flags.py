@@ -1,7 +1,7 @@
 """Reads the options of `lm_eval run` (0.4.13) on the command line of `eval`, `submit` and `prepare`.
 
 Rule: an option that means the same is taken, in either spelling (`--num_fewshot`, `--num-fewshot`); one that asks for
-what is so in any case is left out with a line; one without an equal is refused by name, with what to do instead.
+what is so in any case is left out with a line; any other is refused by name, with what to do instead.
 Values are parsed as `lm_eval/_cli/utils.py` does. Pure.
 """
 
@@ -38,8 +38,6 @@ REFUSED = {
     "--hf-hub-log-args": "`evalspan export ID --to lm-eval --out FOLDER` writes files to upload",
     "--max-batch-size": "say --batch-size N, or auto",
     "--metadata": "write it into the task's YAML",
-    "--output-path": "results are in ID/results.json of the work folder (--work-dir); "
-    "`evalspan export ID --to lm-eval --out FOLDER` writes lm_eval's own files",
     "--predict-only": "leave it away, since responses and samples are always kept",
     "--samples": "say --limit N, or choose the documents in the task's YAML",
     "--trackio-args": "set a tracker in [trackers] of evalspan.toml",
@@ -142,7 +140,7 @@ class _Rewriting:
 def rewritten(
     words: Sequence[str], valued: set[str], needless: list[str] | None = None, *, checkpoint: bool = True
 ) -> list[str]:
-    """`words` as this program's own options. `valued`: options that take a value. OperatorError names what has no equal.
+    """`words` as this program's own options. `valued`: options that take a value. OperatorError names what is not supported.
 
     `checkpoint`: the command takes one as a word of its own. Names of options that are left out
     because they change nothing are added to `needless`.
@@ -168,7 +166,7 @@ def rewritten(
             done.checkpoint = True
     if done.refused:
         said = "; ".join(f"{name}: {instead}" for name, instead in done.refused.items())
-        raise OperatorError(f"evalspan has no equal of these options: {said}")
+        raise OperatorError(f"these options of lm_eval are not supported: {said}")
     moved: list[str] = []
     for each in reversed(done.several):
         if not done.checkpoint and each.option != "--fewshot-as-multiturn" and len(each.words) > each.least:

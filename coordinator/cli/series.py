@@ -148,7 +148,8 @@ class Report(_Scores, Printed):
         from coordinator.cli.screen.standing import all_of
         from coordinator.report.columns import with_signals
         from coordinator.report.render import show
-        from coordinator.runtime.summary import read_evaluation
+        from coordinator.report.tables import print_parts
+        from coordinator.runtime.summary import failed_job, read_evaluation
         from evaljobs.contract.paths import EvaluationPaths
 
         found = api.results(self.evaluation or "", config=self.config, work_dir=self.work_dir)
@@ -160,11 +161,12 @@ class Report(_Scores, Printed):
             show_json({**made.model_dump(mode="json"), "scores": results.get("results", {}), **more})
         else:
             known = made.makespan_seconds is not None
-            show(stdout(), made, results, settings.gpu_hour_price, ran=known, verbose=self.verbose)
+            job = failed_job(EvaluationPaths(found.folder), found.failed.values())
+            price = settings.gpu_hour_price
+            show(stdout(), made, results, price, ran=known, verbose=self.verbose, failed_job=job)
             every = all_of(settings)
             own = [summary for summary in every if summary.evaluation_id == made.evaluation_id]
-            for line in of_trainings(standings(settings, every, own, time.time())):
-                stdout().print(line, highlight=False)
+            print_parts(stdout(), *of_trainings(standings(settings, every, own, time.time())))
 
 
 @command()

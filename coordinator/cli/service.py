@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
@@ -29,8 +30,10 @@ from coordinator.cli.suite_options import Chosen
 from coordinator.cli.terminal import Console
 from coordinator.errors import OperatorError
 from evaljobs import log_lines
+from evaljobs.contract.folded import exists, files_in, read_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from coordinator.config.schema import Config
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+FOLLOW_SECONDS = 0.5  # between two looks at the logs
 OF_DAEMON = option("Refused: the daemon's settings say it.", hidden=True)  # `api.submit` says why
 
 
@@ -221,13 +225,14 @@ class Status(Printed):
     disk: bool = flag("In place of that: space and files by kind and by evaluation.", "--disk")
 
     def run(self) -> None:
-        from coordinator.cli.screen.board import board, show
+        from coordinator.cli.screen.board import board
         from coordinator.cli.screen.listing import show_left_out
         from coordinator.cli.screen.mornings import as_json, of_trainings, standings
         from coordinator.cli.screen.sight import Sight
         from coordinator.cli.screen.slurm_answers import listed_jobs, listed_nodes
         from coordinator.cli.screen.standing import ROWS, Choice, all_of, json_of, standing
-        from coordinator.runtime.summaries import find_folder
+        from coordinator.report.tables import print_parts
+        from coordinator.runtime.summaries import find_folder, unreadable
 
         if self.disk:
             show_disk(self.there(), self.last, as_json=self.as_json)
@@ -249,19 +254,19 @@ class Status(Printed):
             trainings = [as_json(one) for one in known]
             show_json({"schema_version": 1, **around.as_json(), "trainings": trainings, "evaluations": rows})
             return
+        if unread := unreadable(settings.work_dir):
+            say(unread, "yellow")
         if missing := self.missing(settings):
             say(f"{missing}: `evalspan eval` or `evalspan submit` makes it")
-        elif not found:
+        elif not found and not unread:
             say("no evaluations here yet: `evalspan submit` or `evalspan eval` starts one")
             say(f"work folder: {self.place(settings)}")
-        elif not shown:
+        elif found and not shown:
             which = "runs or waits" if self.only_open else "has failed"
             say(f"none of the {len(found)} evaluations here {which}")
         left = show_left_out(left_out, len(shown), self.typed("status"))
-        show(
-            stdout(),
-            [*board(shown, now, whole=only is not None), *left, *of_trainings(known), *around.lines(now)],
-        )
+        below = [*left, *of_trainings(known), *around.lines(now)]
+        print_parts(stdout(), *board(shown, now, whole=only is not None), *below)
 
 
 @command()
@@ -290,20 +295,24 @@ class Watch(Where):
 class Logs(Where):
     """Print the log of a job, a trial, or a shard's trial; without a name, every log's last line.
 
-    Examples:
+    With -f it goes on until the evaluation has ended, or Ctrl-C. Examples:
 
     evalspan logs step-1000-core-1a2b3c4d
 
     evalspan logs step-1000-core-1a2b3c4d "hellaswag|0|12" -n 100
+
+    evalspan logs step-1000-core-1a2b3c4d trial -f
     """
 
     evaluation: str = argument(EVALUATION)
     what: str | None = argument("A job, trial or shard, or part of its name.", None)
     lines: int = option("Last lines of each.", "-n", min=1, default=40)
+    follow: bool = flag("Print also what is written from now on.", "--follow", "-f")
 
     def run(self) -> None:
+        from coordinator.base.signals import Signals
         from coordinator.runtime.replay import find_evaluation
-        from evaljobs.contract.folded import read_bytes
+        from coordinator.runtime.summary import read_summary
 
         state, paths, _ = find_evaluation(self.there(), self.evaluation)
         chosen = _logs_of(state, paths, self.what)
@@ -315,21 +324,35 @@ class Logs(Where):
             raise OperatorError(
                 f"no log in {paths.logs} is of {self.what!r}: `evalspan logs {self.evaluation}` lists them"
             )
-        for file in chosen:
-            text = read_bytes(file).decode(errors="replace").splitlines()
-            if self.what is None:
-                last = text[-1] if text else "(empty)"
-                say(f"{file.name}: {last}")
-            else:
-                say(f"== {file}", "bold")
-                say("\n".join(text[-self.lines :]))
+        shown: dict[Path, int] = {}
+        self._print(chosen, shown)
+        over = state.ended_at is not None
+        with Signals() as signals:
+            while self.follow and not over and not signals.received:
+                time.sleep(FOLLOW_SECONDS)
+                over = getattr(read_summary(paths), "ended_at", None) is not None
+                self._print(_logs_of(state, paths, self.what), shown)
+
+    def _print(self, logs: Iterable[Path], shown: dict[Path, int]) -> None:
+        """Print the last lines of each log, later what is new. `shown`: log -> bytes printed, the latest log last."""
+        for file in logs:
+            text = read_bytes(file)[shown.get(file, 0) :]
+            if self.follow:  # whole lines
+                text = text[: text.rfind(b"\n") + 1]
+            said = json.loads(text)["detail"] if file.suffix == ".json" else text.decode(errors="replace")
+            lines = said.splitlines()
+            if self.what is None and file not in shown:
+                say(f"{file.name}: {lines[-1] if lines else '(empty)'}")
+            elif text or file not in shown:
+                if [*shown][-1:] != [file]:
+                    say(f"== {file}", "bold")
+                say("\n".join(lines if file in shown else lines[-self.lines :]))
+            shown[file] = shown.pop(file, 0) + len(text)
 
 
 def _logs_of(state: State, paths: EvaluationPaths, what: str | None) -> list[Path]:
-    """Log files that `what` names: (part of) a job's or trial's name, or a shard of the trial."""
+    """Log files that `what` names: (part of) a job's or trial's name, or a shard of the trial; else its outcome's file."""
     from pathlib import Path
-
-    from evaljobs.contract.folded import exists, files_in
 
     files = files_in(paths.logs, "*.log")
     if what is None:
@@ -342,4 +365,4 @@ def _logs_of(state: State, paths: EvaluationPaths, what: str | None) -> list[Pat
         for member, trial in enumerate(info.trials):
             if trial in trials or trial == what:
                 chosen.append(Path(pattern.replace("%i", str(member))))
-    return sorted({f for f in chosen if exists(f)})
+    return sorted({f for f in (chosen or [paths.outcome("failed", what)]) if exists(f)})

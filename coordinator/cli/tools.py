@@ -70,6 +70,7 @@ class Plan(Printed):
     def run(self) -> None:
         from coordinator.planning.instance import plan_instance, what_if
         from coordinator.report.comparisons import lane_table
+        from coordinator.report.tables import print_parts
 
         if (self.instance is None) == (self.suite is None):
             raise OperatorError("name an --instance file or a --suite")
@@ -82,12 +83,8 @@ class Plan(Printed):
             show_json(made if self.instance is not None else {**made, "what_if": more})
             return
         bound, makespan = made["lower_bound_seconds"], made["planned_makespan_seconds"]
-        stdout().print(
-            f"planned makespan {makespan:.1f} s, lower bound {bound:.1f} s, ratio {makespan / bound:.4f}"
-        )
-        for part in ("", lane_table(made["lanes"]), ""):
-            stdout().print(part)
-        say(more["sentence"])
+        said = f"planned makespan {makespan:.1f} s, lower bound {bound:.1f} s, ratio {makespan / bound:.4f}"
+        print_parts(stdout(), said, "", lane_table(made["lanes"]), "", more["sentence"])
 
     def _of_file(self, file: Path) -> str:
         """OperatorError where an option that describes a suite's run was typed."""
@@ -283,7 +280,7 @@ class Gate(Printed):
 
 @command()
 class Diff(Printed):
-    """Print the documents of a task that two evaluations answer differently: both answers, the right one, margins.
+    """Print the documents of a task that two evaluations answer differently: question, answers, margins.
 
     Example:
 
@@ -299,7 +296,7 @@ class Diff(Printed):
     def run(self) -> None:
         from coordinator.report.columns import columns
         from coordinator.report.flips import COLUMNS, flips
-        from coordinator.report.tables import Sheet
+        from coordinator.report.tables import Sheet, print_parts
         from coordinator.runtime.summaries import find_record
 
         settings = self.there()
@@ -327,11 +324,12 @@ class Diff(Printed):
                 [json.dumps(v) if isinstance(v, dict) else v for v in map(row.get, COLUMNS)] for row in rows
             )
         else:
-            sheet = Sheet("", "document", "right", "before", "after", "margin", "metrics")
+            sheet = Sheet("", "document", "question", "right", "before", "after", "margin", "metrics")
             for row in rows:
                 margins = (row["margin_before"], row["margin_after"])
                 sheet.add(
                     str(row["doc_id"]) + ("" if row["filter"] == "none" else f" {row['filter']}"),
+                    _brief(row["question"].rpartition("\n\n")[2]),  # the shots stand before it
                     *(_brief(row[name]) for name in ("right", "before", "after")),
                     "-" if None in margins else f"{margins[0]:+.2f} -> {margins[1]:+.2f}",
                     ", ".join(
@@ -341,8 +339,7 @@ class Diff(Printed):
                     )
                     or "-",
                 )
-            stdout().print(sheet)
-            say(f"{len(rows)} documents of {self.task} are answered differently")
+            print_parts(stdout(), sheet, f"{len(rows)} documents of {self.task} are answered differently")
 
 
 def _brief(text: str) -> str:

@@ -146,7 +146,7 @@ def _redis(facts: Facts, cluster: Cluster, folder: Path) -> Iterator[Path | None
             bind = config.redis.bind or "127.0.0.1"
             if config.redis.bind is None and facts.slurm:
                 bind = local_address_towards(wiring.controller_host())
-            place, whose = WorkPaths(folder), "of our own, started for this checkup"
+            place, whose = WorkPaths(folder), "evalspan's own, started for this check"
             started = RedisServer(place, bind)
             started.ensure()
         address = read(place.redis_address)

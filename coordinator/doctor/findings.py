@@ -147,7 +147,7 @@ def _watch(facts: Facts) -> Iterator[Finding]:
 
 def _redis(facts: Facts) -> Iterator[Finding]:
     if facts.redis_error:
-        todo = "see [redis]: bind for a server of our own, url for the site's"
+        todo = "see [redis]: bind for evalspan's own server, url for the site's"
         yield fail("Redis", facts.redis_error, todo)
     else:
         yield ok_unless("; ".join(facts.redis_warnings), "Redis", facts.redis)

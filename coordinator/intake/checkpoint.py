@@ -231,6 +231,8 @@ def _config(folder: Path) -> dict[str, Any]:
         hint = (
             "it holds an adapter: merge it into its model first"
             if (folder / "adapter_config.json").is_file()
+            else "it holds GGUF files: name the Hugging Face folder that they were converted from"
+            if any(folder.glob("*.gguf"))
             else f"it holds {', '.join(inside[-5:])}: name one of them"
             if inside
             else ""

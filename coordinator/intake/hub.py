@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinator.errors import OperatorError, RetryError
-from coordinator.intake.checkpoint import SMALL_FILES, CheckpointError, beside, inspect
+from coordinator.intake.checkpoint import SMALL_FILES, CheckpointError, inspect
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
@@ -43,13 +43,11 @@ def local_folder(
     if named is None or os.path.exists(text):  # noqa: PTH110 (False where a folder above it may not be read)
         return text
     name, revision = named.groups()
+    if revision is None and os.path.exists(Path(text).parent):  # noqa: PTH110 (a folder, mistyped)
+        return text
     if revision is not None and os.path.exists(name):  # noqa: PTH110 (as above)
         raise OperatorError(
             f"{text}: {name} is a folder here, and a folder has no revisions: name the folder of that revision"
-        )
-    if revision is None and os.path.exists(Path(text).parent):  # noqa: PTH110
-        raise OperatorError(
-            f"{text}: no such folder{beside(Path(text))}; the folder {Path(text).parent} exists (the Hub's model is {text}@main)"
         )
     try:
         snapshot, fault = _cached(name, revision, allow_bin=allow_bin, weights=weights)

@@ -17,7 +17,7 @@ from coordinator.report.learning_curves import (
     mode_of,
     scores_of,
 )
-from coordinator.report.tables import Parts, Sheet
+from coordinator.report.tables import Parts, Sheet, print_parts
 from coordinator.report.verdicts import MEANING, overall_of
 
 WHAT: Mapping[str, str] = {
@@ -114,8 +114,7 @@ def show_comparison(
             change += f" ± {last['reach']:.4f}"
         style = TINTS.get(last["verdict"], "")
         sheet.add(name, *values, change, last["words"], style=style)
-    console.print(sheet)
-    console.print()
+    print_parts(console, sheet, "")
     for whole in overall_of(rows)[-1:]:
         if whole["tasks"] > 1:
             say(console, f"overall: {whole['words']}", TINTS.get(whole["verdict"], ""))
@@ -152,7 +151,8 @@ def _other_facts(row: Mapping[str, Any], i: int) -> str:
 
 
 def say(console: Console, text: str, style: str = "") -> None:
-    console.print(text, style=style, highlight=False, markup=False)
+    """Print a line."""
+    print_parts(console, Parts(text, style=style))
 
 
 def lane_table(lanes: Sequence[Mapping[str, Any]]) -> Sheet:

@@ -10,7 +10,10 @@ from coordinator.report.columns import sample_file, sample_lines
 from evaljobs.contract.columns import MARGIN, choices_of, signals
 from evaljobs.contract.paths import EvaluationPaths
 
-COLUMNS = ("doc_id", "filter", "right", "before", "after", "margin_before", "margin_after", "metrics")
+COLUMNS = (
+    *("doc_id", "filter", "question", "right", "before", "after"),
+    *("margin_before", "margin_after", "metrics"),
+)
 
 
 def flips(
@@ -18,9 +21,9 @@ def flips(
 ) -> Iterator[dict[str, Any]]:
     """Documents whose answers or 0/1 metrics differ, in the order of the later one; `scored`: only those whose metrics differ.
 
-    Each has COLUMNS: an answer is the likeliest choice, or the text; `margin_…` the right choice's log-likelihood less
-    the best other's, None where none is known; `metrics` maps each to [before, after]. Documents that one lacks, or whose
-    content changed, are left out.
+    Each has COLUMNS: `question` is the first request's prompt; an answer is the likeliest choice, or the text; `margin_…`
+    the right choice's log-likelihood less the best other's, None where none is known; `metrics` maps each to [before,
+    after]. Documents that one lacks, or whose content changed, are left out.
     """
     known = {_key(sample): _answered(sample) for sample in _samples(before, task)}
     for sample in _samples(after, task):
@@ -33,9 +36,11 @@ def flips(
         flipped = any(values == {0, 1} for values in changed)
         if (scored and not changed) or (old["answer"] == new["answer"] and not flipped):
             continue
+        asked = next(iter(sample.get("arguments", {}).values()), None)
         yield {
             "doc_id": sample["doc_id"],
             "filter": sample.get("filter", "none"),
+            "question": str(asked.get("arg_0", "")) if isinstance(asked, Mapping) else "",
             "right": new["right"],
             "before": old["answer"],
             "after": new["answer"],

@@ -183,7 +183,7 @@ def find_series(
         suites = {p.suite for p in points(work_dir, selector)}
         if suites:
             raise OperatorError(
-                f"no evaluation there is of suite {suite!r} (there are: {first_of(sorted(suites))})"
+                f"none of these evaluations is of suite {suite!r} (there are: {first_of(sorted(suites))})"
             )
         parents = {str(Path(p.checkpoint).parent) for p in points(work_dir, "*")}
         known = first_of(sorted(parents)) or "none"

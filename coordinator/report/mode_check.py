@@ -15,7 +15,7 @@ from rich.console import Console
 
 from coordinator.report.columns import sample_file
 from coordinator.report.learning_curves import scores_of
-from coordinator.report.tables import Sheet
+from coordinator.report.tables import Sheet, print_parts
 from evaljobs.contract.folded import open_file
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import Record
@@ -128,5 +128,4 @@ def show(console: Console, made: ModeCheck) -> None:
         scores.add(score.name, *values, f"{(score.fast or 0) - (score.exact or 0):+.4f}" if both else "-")
     said = "worst, mean: absolute difference of a log-likelihood; argmax, metrics, answers: documents that differ"
     ids = (f"{mode}: {evaluation}" for mode, evaluation in made.evaluations.items())
-    for part in (table, said, "", scores, "", *ids):
-        console.print(part, highlight=False, markup=False)
+    print_parts(console, table, said, "", scores, "", *ids)

@@ -19,7 +19,7 @@ from coordinator.report.gpu_use import DRAINED, GpuUse, slot_word
 from coordinator.report.judge_cost import JudgeTask, JudgeUse
 from coordinator.report.learning_curves import scores_of
 from coordinator.report.measurements import Report
-from coordinator.report.tables import Parts, Sheet
+from coordinator.report.tables import Parts, Sheet, print_parts
 from coordinator.report.tokens import TokenUse
 from evaljobs.contract.columns import DENSE
 from evaljobs.contract.names import Cut
@@ -218,28 +218,27 @@ def reuse_lines(report: Report) -> list[str]:
     for task, evaluation in report.reused.items():
         alike.setdefault(evaluation, []).append(task)
     lines = [
-        f"responses of {evaluation} were used again, since the requests are the same ({', '.join(tasks)}): "
-        "no GPU ran for them"
+        f"reused the responses of {evaluation}, since the requests are the same ({', '.join(tasks)}): no GPU ran for them"
         for evaluation, tasks in alike.items()
     ]
     if report.reused_scores:
         lines.append(
-            f"scores were used again, too, since the task and its data are as they were: {', '.join(report.reused_scores)}"
+            f"reused scores, too, since the task and its data have not changed: {', '.join(report.reused_scores)}"
         )
     return lines
 
 
 def _ratio(report: Report) -> str:
     bound = seconds(report.lower_bound_seconds)
-    after = ", after the wait for a GPU," if report.waited_seconds >= 1 else ""
-    return f"{report.ratio:.2f} x{after} the lower bound of {bound}" if report.ratio else ""
+    after = ", both without the wait for a GPU" if report.waited_seconds >= 1 else ""
+    return f"{report.ratio:.2f} x the lower bound of {bound}{after}" if report.ratio else ""
 
 
 def absence(report: Report) -> Iterator[str]:
     """What the makespan leaves out, and what it does not: waits, and the time in which no coordinator ran the evaluation."""
     went_on = report.away_seconds - report.paused_seconds
     if report.waited_seconds >= 1:
-        yield f"{seconds(report.waited_seconds)} of it waited for a free GPU"
+        yield f"{seconds(report.waited_seconds)} of it spent waiting for a free GPU"
     if report.limited_seconds >= 1:
         yield f"a limit on jobs kept jobs out for {seconds(report.limited_seconds)}"
     if report.paused_seconds >= 1:
@@ -286,18 +285,19 @@ def show(
     *,
     ran: bool = True,
     verbose: bool = False,
+    failed_job: str = "",
 ) -> None:
     """Print what it took, warnings, scores, and last what failed.
 
     `ran=False`: nothing ran now, so times and costs are left out. `verbose`: accounting by GPU and
-    stage.
+    stage. `failed_job`: whose log is named.
     """
     parts: list[RenderableType] = []
     if ran:
         parts.append(summary(report, gpu_hour_price, verbose=verbose))
         parts += [Text(""), gpu_table(report), Text(""), gantt(report)] if verbose and report.gpus else []
-    parts += [Text(line) for line in (*mode_lines(report), *reuse_lines(report))]
-    parts += [Text(f"warning: {w}", style="yellow") for w in report.warnings]
+    parts += [Parts(line) for line in (*mode_lines(report), *reuse_lines(report))]
+    parts += [Parts(f"warning: {w}", style="yellow") for w in report.warnings]
     if results is not None and results.get("results"):
         title = f"Scores of {report.evaluation_id}"
         parts += [Text(""), score_table(results, title, ascii_only=console.options.ascii_only)]
@@ -305,20 +305,16 @@ def show(
     if report.status == "cancelled":
         failed = {name: why for name, why in failed.items() if not why.startswith(CANCELLED)}
         said = f"cancelled; the same `evalspan eval …` or `evalspan retry {report.evaluation_id}` goes on from what is scored"
-        parts.append(Text(said, style="yellow"))
-    parts += [Text(f"FAILED {names}: {why}", style="bold red") for names, why in by_reason(failed).items()]
+        parts.append(Parts(said, style="yellow"))
+    parts += [Parts(f"FAILED {names}: {why}", style="bold red") for names, why in by_reason(failed).items()]
     if failed and report.status != "cancelled":
         one = report.evaluation_id
-        parts += [
-            Text(
-                f"`evalspan logs {one} NAME` prints a job's log; mend the cause, then `evalspan retry {one}`"
-            ),
-            Text("(a change in a task's own files makes a new evaluation: type `evalspan eval …` again)"),
-        ]
+        log = " ".join(filter(None, ["evalspan logs", one, failed_job]))
+        parts.append(f"`{log}` shows why; mend the cause, then `evalspan retry {one}`")
+        parts.append("(a change in a task's own files makes a new evaluation: type `evalspan eval …` again)")
     for entry in report.entries:
         if entry.status != "failed" and entry.unscored:
             items = "item counts" if entry.unscored == 1 else "items count"
             text = f"PARTLY {entry.name}: {entry.unscored} {items} in no mean; the warnings say why"
-            parts.append(Text(text, style="bold red"))
-    for part in parts:
-        console.print(part, soft_wrap=False, highlight=False)
+            parts.append(Parts(text, style="bold red"))
+    print_parts(console, *parts)

@@ -16,14 +16,14 @@ from rich.text import Text
 from coordinator.base.words import first_of, seconds
 from coordinator.report.comparisons import MARK, other, say, show_differences
 from coordinator.report.learning_curves import Curve, CurvePoint, Point, Series
-from coordinator.report.tables import Parts, Sheet
+from coordinator.report.tables import Parts, Sheet, print_parts
 from coordinator.report.training import Training, drops_of, morning, title
 from coordinator.report.verdicts import ALONG
 
 MARKS = "*o+x#@%&"
 COLOURS = ("green", "blue", "red", "magenta", "cyan", "yellow", "default", "default")
 ASCII = str.maketrans("┤│┼├└┬┴┘┌┐─", "||++++++++-")
-HEIGHT = 15  # lines of a chart
+HEIGHT, WIDEST = 15, 120  # lines and columns of a chart
 TICKS = 5  # checkpoints named below a chart
 STEPS = 6  # checkpoints of a table, the last ones
 BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-~=+*#"  # of a sparkline, from the lowest value to the highest
@@ -47,7 +47,7 @@ def plot(curves: Sequence[Curve], width: int, *, ascii_only: bool = False) -> It
     plotext.clear_figure()
     plotext.theme("clear")
     plotext.limit_size(False, False)
-    plotext.plotsize(width, HEIGHT)
+    plotext.plotsize(min(width, WIDEST), HEIGHT)
     named = sorted(places, key=lambda label: places[label])
     ticks = [named[round(i * (len(named) - 1) / (TICKS - 1))] for i in range(TICKS)]
     plotext.xticks([places[label] for label in ticks], ticks)
@@ -185,7 +185,7 @@ def show_series(
     """
     for training in trainings:
         name = title(training.folder, training.suite, training.mode)
-        console.print(Text(name, style="bold"), Parts(morning(training)), "", sep="\n", highlight=False)
+        print_parts(console, Text(name, style="bold"), Parts(morning(training)), "")
     parts: list[RenderableType] = []
     for suite in dict.fromkeys(p.suite for p in series.points):
         curves = [c for c in series.curves if c.suite == suite]
@@ -205,8 +205,7 @@ def show_series(
         if rows:
             parts += [_scores(rows, f"{suite}: scores by step", whole=whole, ascii_only=ascii_only), ""]
         parts += [Text(f"{suite}: learning curves", style="bold"), *charts, ""] if charts else []
-    for part in (*parts, _costs(series, whole=whole), ""):
-        console.print(part, highlight=False)
+    print_parts(console, *parts, _costs(series, whole=whole), "")
     show_differences(
         console,
         [

@@ -1,7 +1,8 @@
 """Tables and lines of figures in a terminal, for `report`, `compare`, `plan`, `status` and the live screen.
 
 Rule: no name, figure or command is cut, and no line is wider than the terminal unless one name is. A table that does
-not fit has fewer columns; where that does not help, each row becomes a name with lines of figures below it.
+not fit has fewer columns, then its long names are broken; where that does not help, each row becomes a name with lines
+of figures below it. Without a terminal a row is one line without blanks at its end.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from rich.text import Text
 
 UNBOUNDED = 10_000  # columns: wider than any table
 LEAST = 40  # columns that a part gets at least before it is broken
+LEAST_NAME = 24  # columns that a name gets at least before it is broken
 NUMBER = re.compile(r"([-+]?[0-9.]\S*( \S+)?|-|nan|inf|)$")  # a cell that stands at the right of its column
 JOINT = "\xa0"  # holds words together while their line is folded
 
@@ -38,6 +40,12 @@ def folded(parts: Iterable[str], width: int, indent: str = "") -> str:
         line.strip(" ,") if len(line.strip(" ,")) <= width < len(line) else line for line in fold.wrap(whole)
     )
     return "\n".join(lines).replace(JOINT, " ")
+
+
+def print_parts(console: Console, *parts: RenderableType) -> None:
+    """Print each; a command or a name that is longer than a line is not broken."""
+    for part in parts:
+        console.print(Parts(part) if isinstance(part, str) else part, overflow="ignore", crop=False)
 
 
 class Parts:
@@ -92,10 +100,13 @@ class Sheet:
         if not self._rows:
             return
         if self._title:
-            yield Text(self._title, style="bold")
-        for sheet in (self, *([self._turned()] if self._turns else [])):
+            yield Parts(self._title, style="bold")
+        turned = [self._turned()] if self._turns else []
+        for sheet in (self, *turned, self._with_broken_names(console, options)):
             if (table := sheet.fitting(console, options)) is not None:
-                yield table
+                lines = console.render_lines(table, options, pad=False)
+                plain = (Text("".join(part.text for part in line).rstrip()) for line in lines)
+                yield from [table] if console.is_terminal else plain
                 return
         for cells, style in self._rows:
             yield from self._lines(cells, style)
@@ -138,6 +149,17 @@ class Sheet:
             shown = (row[i] for i in kept)
             table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in shown), style=style)
         return table
+
+    def _with_broken_names(self, console: Console, options: ConsoleOptions) -> Sheet:
+        """The sheet with names in lines that leave room for the other columns, broken behind "-", "_" or "/"."""
+        least = self._least(console, options)
+        others = [width for i, width in least.items() if i and self._heads[i] not in self._without[-1]]
+        width = max(LEAST_NAME, options.max_width - sum(others) - 2 * len(others))
+        line = re.compile(rf"(?=.{{{width + 1}}})(.{{1,{width}}}(?<=[-_/]))")
+        sheet = Sheet("", *self._heads, without=self._without[-1:])
+        for (name, *cells), style in self._rows:
+            sheet.add(line.sub(r"\1\n", str(name)), *cells, style=style)
+        return sheet
 
     def _turned(self) -> Sheet:
         """Rows as columns; their names are folded after the task."""

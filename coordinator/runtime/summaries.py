@@ -6,6 +6,7 @@ Rule: the journal is replayed of an evaluation alone that has no valid summary; 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -23,20 +24,33 @@ ENDED_SECONDS = (
 )
 
 
+def known_ids(work_dir: Path) -> list[str]:
+    """Return the ids of all evaluations of a work folder that can be read, sorted."""
+    return sorted(p.parent.name for p in work_dir.glob("*/journal.jsonl"))
+
+
+def unreadable(work_dir: Path) -> str:
+    """Say how many evaluations of a work folder their owner keeps from this user; "" where none."""
+    folders = [p for p in work_dir.glob("*-" + 8 * "[0-9a-f]") if not os.access(p, os.X_OK)]
+    many = "evaluations here belong" if len(folders) > 1 else "evaluation here belongs"
+    todo = "cannot be read: their owner lets a group read by `shared_group` in evalspan.toml"
+    return f"{len(folders)} {many} to another user and {todo}" if folders else ""
+
+
 def find_folder(config: Config, prefix: str) -> EvaluationPaths:
     """The folder of the evaluation whose id begins with `prefix`, or has it as its digest. OperatorError unless exactly
     one does.
     """
     root = Path(config.work_dir)
-    if prefix != ".." and Path(prefix).name == prefix and EvaluationPaths(root / prefix).journal.exists():
+    if prefix != ".." and Path(prefix).name == prefix and os.path.exists(root / prefix / "journal.jsonl"):  # noqa: PTH110 (False in a private folder)
         return EvaluationPaths(root / prefix)
-    ids = sorted(p.parent.name for p in root.glob("*/journal.jsonl"))
+    ids = known_ids(root)
     found = [i for i in ids if i.startswith(prefix) or i.endswith(f"-{prefix}")]
     if len(found) != 1:
         known = first_of(found or ids) or "none"
         what = "no evaluation" if not found else f"{len(found)} evaluations"
         verb = "begins" if not found else "begin"
-        todo = "type more of the id" if found else "`evalspan status` lists all"
+        todo = "type more of the id" if found else unreadable(root) or "`evalspan status` lists all"
         raise OperatorError(f"{what} in {root} {verb} with {prefix!r} (there are: {known}): {todo}")
     return EvaluationPaths(root / found[0])
 

@@ -424,6 +424,13 @@ def failed_jobs(paths: EvaluationPaths) -> dict[str, str]:
     return {name: in_words(of_outcome(outcome), outcome.error) for name, outcome in failures(paths).items()}
 
 
+def failed_job(paths: EvaluationPaths, errors: Iterable[str]) -> str:
+    """Return the job or trial that ended with one of these errors of tasks, else any that failed; "" where none did."""
+    found, said = failures(paths), list(errors)
+    causes = [name for name, outcome in found.items() if any(outcome.error in error for error in said)]
+    return next(reversed([*died(paths), *found, *causes]), "")
+
+
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON object in a file, archived or not; empty where it is not there, or storage is away for a moment."""
     with suppress(OSError, ValueError):

@@ -38,7 +38,7 @@ def plain_name(task: str) -> str:
 
 
 def write(evaluation: Path, out: Path) -> list[Path]:
-    """Write the samples, then the results, of the evaluation in folder `evaluation` below `out`."""
+    """Write the samples, then the results, of the evaluation's folder below `out`; a name in .json begins the results'."""
     paths = EvaluationPaths(evaluation)
     try:
         results: dict[str, Any] = json.loads(paths.results.read_bytes())
@@ -46,7 +46,8 @@ def write(evaluation: Path, out: Path) -> list[Path]:
         record = EvaluationRecord.model_validate_json(paths.evaluation.read_bytes())
     except (OSError, ValueError) as error:
         raise OperatorError(f"{evaluation} has no results to export: {error}") from error
-    folder = out / model_folder(report.checkpoint)
+    alone = out.suffix == ".json"
+    folder, begin = (out.parent, out.stem) if alone else (out / model_folder(report.checkpoint), "results")
     folder.mkdir(parents=True, exist_ok=True)
     ended = report.accepted_at + (report.makespan_seconds or 0.0) + report.paused_seconds
     # lm_eval writes local time without a zone; UTC is the same everywhere.
@@ -80,7 +81,7 @@ def write(evaluation: Path, out: Path) -> list[Path]:
         "date": report.accepted_at,
         "total_evaluation_time_seconds": str(report.makespan_seconds),
     }
-    written.append(folder / f"results_{date}.json")
+    written.append(folder / f"{begin}_{date}.json")
     write_atomic(written[-1], json.dumps(results, indent=2, ensure_ascii=False).encode())
     return written
 

@@ -42,10 +42,11 @@ def plain(text: str) -> str:
 
 
 def _wrapped(paragraph: str) -> str:
-    """Lines of at most 100 characters; a list stays as it is."""
+    """Lines of at most 100 characters, with inline code on one; a list stays as it is."""
     if paragraph.startswith(("- ", "|", " ")):
         return paragraph
-    return textwrap.fill(" ".join(paragraph.split()), 100, break_long_words=False, break_on_hyphens=False)
+    held = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", "\xa0"), " ".join(paragraph.split()))
+    return textwrap.fill(held, 100, break_long_words=False, break_on_hyphens=False).replace("\xa0", " ")
 
 
 def _outside_code(text: str) -> str:

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 import typer
 from support.commands import typed
+from support.ended import leave_ended
 from support.trainings import leave
 
 import coordinator
 from coordinator.cli import GROUPS, app
+from evaljobs.contract.outcomes import Failed
 
 EVALSPAN = "import sys; from coordinator.cli import main; sys.argv[0] = 'evalspan'; main()"
 COMMAND = typer.main.get_command(app)
@@ -167,13 +169,63 @@ def test_a_reader_that_has_ended_is_no_failed_task(site):
     assert done.returncode == 141, done.stderr
 
 
-def test_tab_completes_commands(site):
-    """The shell's own question is answered with the commands that begin so."""
-    others = {"_TYPER_COMPLETE_ARGS": "evalspan re", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
-    for shell in ("bash", "zsh", "fish"):
-        env = {"COMP_WORDS": "evalspan re", "COMP_CWORD": "1"} if shell == "bash" else others
+TYPED = {  # what is typed -> what Tab offers
+    "evalspan re": {"report", "retry", "release", "rescore"},
+    "evalspan report step-": {f"step-{step}-mini-{step:08d}" for step in (10, 20, 30)},
+    "evalspan compare step-20-mini-00000020 step-3": {"step-30-mini-00000030"},
+    "evalspan logs --work-dir no-folder step": set(),
+    "evalspan eval ckpt --suite qu": {"quickstart"},
+    "evalspan ls --suite po": {"portfolio"},
+}
+
+
+def test_tab_completes_commands_evaluations_and_suites(site):
+    """The shell's own question is answered with those that begin so, by each shell; evaluations are the work folder's."""
+    for step in (10, 20, 30):
+        (site / "evalspan-work" / f"step-{step}-mini-{step:08d}" / "journal.jsonl").touch()
+    for shell, (line, offered) in [("zsh", ("evalspan re", TYPED["evalspan re"])), ("fish", ("evalspan re", TYPED["evalspan re"])),
+                                   *(("bash", row) for row in TYPED.items())]:  # fmt: skip
+        others = {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+        env = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))} if shell == "bash" else others
         done = evalspan(folder=site, _EVALSPAN_COMPLETE=f"complete_{shell}", **env)
-        assert {"report", "retry", "release"} <= set(re.findall(r"[a-z]+", done.stdout)), shell
+        words = set(re.findall(r"[\w-]+", done.stdout))
+        assert offered <= words if shell != "bash" else offered == words, (
+            shell,
+            line,
+            done.stdout,
+            done.stderr,
+        )
+
+
+def test_logs_are_followed_until_the_evaluation_has_ended(site):
+    """Whole lines, and logs that are new; a metric job, which has no log, shows its traceback. What has ended is printed once."""
+    _, paths = leave_ended(site / "evalspan-work", 1, 1, tasks=1)
+    name, log = paths.root.name, paths.log("es-1-trial-n1-a0.0")
+    for old in paths.logs.iterdir():
+        old.unlink()
+    log.write_text("first\n")
+    failed = Failed(
+        name="score-0-0", job="score", blame="operator", error="KeyError", detail="Traceback: here"
+    )
+    paths.outcome("failed", failed.name).write_text(failed.model_dump_json())
+    assert "Traceback: here" in evalspan("logs", name, failed.name, folder=site).stdout
+    assert evalspan("logs", name, "trial", "-f", folder=site).stdout == f"== {log}\nfirst\n"
+    status, journal = paths.status.read_bytes(), paths.journal.read_bytes()
+    paths.status.unlink()
+    paths.journal.write_bytes(journal[: journal.rindex(b'{"at"')])  # without its end
+    argv = [sys.executable, "-c", EVALSPAN, "logs", name, "trial", "-f", "--work-dir", "evalspan-work"]
+    with subprocess.Popen(argv, cwd=site, stdout=subprocess.PIPE, text=True) as following:
+        said = [following.stdout.readline() for _ in range(2)]
+        with log.open("a") as file:
+            file.write("second\nhalf")
+        said.append(following.stdout.readline())
+        (other := log.with_name("es-1-trial-n2-a0.0.log")).write_text("third\n")
+        said += [following.stdout.readline() for _ in range(2)]
+        paths.journal.write_bytes(journal)
+        paths.status.write_bytes(status)
+        said.append(following.stdout.read())
+    assert following.returncode == 0
+    assert said == [f"== {log}\n", "first\n", "second\n", f"== {other}\n", "third\n", ""]
 
 
 CLIENTS = ["lm_eval", "pyslurm", "redis", "requests", "rq", "torch", "tensorboard", "wandb", "mlflow"]

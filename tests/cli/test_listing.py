@@ -140,9 +140,11 @@ def folder(tmp_path_factory):
     return made
 
 
-def typed(folder, *arguments, width=120):
+def typed(folder, *arguments, width=None):
+    """`width`: of a terminal; None: in a pipe."""
     program = str(Path(sys.executable).parent / "evalspan")
-    env = {**os.environ, "NO_COLOR": "1", "COLUMNS": str(width), "HF_HOME": str(folder / "hf")}
+    env = {**os.environ, "NO_COLOR": "1", "COLUMNS": str(width or 80), "HF_HOME": str(folder / "hf")}
+    env |= {"FORCE_COLOR": "1"} if width else {}
     return subprocess.run(
         [program, *arguments, "--work-dir", str(folder / "work")],
         cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=400,
@@ -150,12 +152,15 @@ def typed(folder, *arguments, width=120):
 
 
 def test_suites_tasks_and_groups_are_listed_with_what_they_hold(folder):
-    """Each count is stated, at each width; the second call reads the list of the first."""
-    for width in (80, 200):
+    """Each count is stated, at each width, and in a pipe on one line; the second call reads the list of the first."""
+    for width in (80, 200, None):
         done = typed(folder, "ls", "-s", "toys.toml", width=width)
         assert done.returncode == 0, done.stderr
-        assert max(map(len, done.stdout.splitlines())) <= width
-        text = " ".join(done.stdout.replace(",", "").replace(";", "").split())
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)
+        lines = plain.splitlines()
+        assert max(map(len, lines)) <= (width or 1000)
+        assert width or [line for line in lines if line != line.rstrip()] == []
+        text = " ".join(plain.replace(",", "").replace(";", "").split())
         assert "quickstart_hellaswag 0-shot ≤ 32 documents multiple choice acc acc_norm local data" in text
         assert "to fetch: Rowan/hellaswag" in text
         assert "toy_choice 0-shot" in text

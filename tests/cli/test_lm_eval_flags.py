@@ -230,7 +230,12 @@ def test_the_same_command_line_gives_the_digits_of_lm_eval(toy_model, tmp_path):
     run("lm_eval", "run", *line, "--output_path", str(tmp_path / "lm_eval"))
     (written,) = (tmp_path / "lm_eval").rglob("results_*.json")
     theirs = json.loads(written.read_text())["results"]
-    ours = json.loads(run("evalspan", "eval", *line, "--json"))["results"]
+    ours = json.loads(run("evalspan", "eval", *line, "--json", "--output_path", str(tmp_path / "ours")))[
+        "results"
+    ]
+    (written,) = (tmp_path / "ours").rglob("results_*.json")
+    assert json.loads(written.read_text())["results"] == ours
+    assert written.parent.name == next((tmp_path / "lm_eval").iterdir()).name
     assert len(theirs) == len(ours) == 3
 
     def digits(found):
@@ -238,4 +243,7 @@ def test_the_same_command_line_gives_the_digits_of_lm_eval(toy_model, tmp_path):
 
     assert sorted(map(digits, ours.values()), key=str) == sorted(map(digits, theirs.values()), key=str)
     assert any(7.0 in found.values() for found in ours.values())
-    assert "from the same inputs; nothing was run" in run("evalspan", "eval", *line)
+    assert "from the same inputs; nothing was run" in run(
+        "evalspan", "eval", *line, "-o", str(tmp_path / "own.json")
+    )
+    assert len([*tmp_path.glob("own_*.json")]) == len([*tmp_path.glob("samples_toy_sums_*.jsonl")]) == 1

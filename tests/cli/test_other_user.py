@@ -19,6 +19,7 @@ from coordinator.doctor import collect
 from coordinator.errors import OperatorError
 from coordinator.intake import hub, suites, work_folder
 from coordinator.intake.checkpoint import inspect, is_hugging_face
+from coordinator.runtime.summaries import find_folder
 from coordinator.runtime.work_lock import DAEMON, WorkLock
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.storage import make_file
@@ -83,7 +84,7 @@ def test_a_private_folder_is_refused_in_one_line(work, monkeypatch):
     here = work.root.parent
     calls = [
         lambda: work_folder.load(None, {"work_dir": private / "w"}),
-        lambda: hub.local_folder("private/m", print),
+        lambda: inspect(hub.local_folder("private/m", print)),
         lambda: suites.load_suite(private / "s.toml"),
         lambda: loading.find(private / "evalspan.toml", {}),
         lambda: inspect(private / "m"),
@@ -97,6 +98,25 @@ def test_a_private_folder_is_refused_in_one_line(work, monkeypatch):
                 call()
             assert "\n" not in str(refused.value)
 
+    as_user(act, member=True)
+
+
+def test_evaluations_that_their_owner_keeps_private_are_counted(work):
+    """Of a folder whose evaluations none can be read, nothing says that there are none."""
+    leave(work.root, 20, 0.2)
+    for folder in work.root.glob("step-*"):
+        (folder / "journal.jsonl").touch()
+        folder.chmod(0o700)
+
+    def act():
+        said = typed("status", "--work-dir", work.root).stdout
+        assert "2 evaluations here belong to another user and cannot be read" in said
+        assert "no evaluations here" not in said
+        for name in ("step-20", "step-20-mini-00000020"):
+            with pytest.raises(OperatorError, match="2 evaluations here belong to another user"):
+                find_folder(Config.model_validate({"work_dir": work.root}), name)
+
+    typed("status", "--work-dir", work.root)  # imports what the user may not
     as_user(act, member=True)
 
 

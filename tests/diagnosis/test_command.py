@@ -17,6 +17,7 @@ from coordinator.diagnosis.proposal import Proposal
 from coordinator.diagnosis.rules import accept
 from coordinator.diagnosis.verdict import SURE
 from coordinator.errors import OperatorError
+from coordinator.runtime.summary import failed_job
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import WorkPaths
 
@@ -53,6 +54,7 @@ def test_each_failed_job_of_an_evaluation_is_named(tmp_path: Path) -> None:
     ]
     paths.report.write_text(json.dumps({"gpus": gpus}))
     paths.log("t-n3").write_text("Bus error (core dumped)\n")
+    assert failed_job(paths, ["KeyError: 'a'"]) == failed_job(paths, []) == "t-n1"
     found = said("step-1-s-00000001", "--json", "--work-dir", tmp_path)
     assert {job: one["reason"] for job, one in found.items()} == {
         "t-n1": "KeyError",

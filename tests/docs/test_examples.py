@@ -226,6 +226,7 @@ FAILS = {
     "# T\n\n```sh\ntrue\nls \\\n  /nowhere\ntrue\n```\n": r"page\.md:[56]: `ls /nowhere` ended with status 2\n.*nowhere",
     SH.format("false | true\nexit 4"): r"page\.md:2: `false \| true\nexit 4` ended with status 4",
     '<!-- example: shows "yes" -->\n' + SH.format("echo no"): r"page\.md:3: the output does not show 'yes'\nno",
+    SH.format("echo score  value") + "```text\nscore  value  verdict\n──────\n```\n": r"page\.md:2: no table has the sample's columns, 'score  value  verdict'",
     "<!-- example: exits 2 -->\n" + SH.format("true"): r"page\.md:3: `true` ended with status 0 instead of 2",
     "```python\nn = 1\nn.none\n```\n": r'ended with status 1\n(.*\n)*  File "page.md", line 3',
     "<!-- example: in the background -->\n" + SH.format("false") + SH.format("wait; sleep 1"): "in the background `false` ended with status 1",

@@ -63,6 +63,13 @@ def test_every_relative_link_of_a_page_leads_to_a_file_and_a_heading(page):
     assert not lost
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_command_on_a_page_is_not_broken_over_lines(page):
+    """Nor other inline code: a reader copies it whole."""
+    text = re.sub(r"^ *```[^\n]*\n.*?^ *```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert [span for span in re.findall(r"`[^`]+`", text) if "\n" in span] == []
+
+
 def test_every_page_is_reached_from_the_readme():
     """By links of pages that are reached themselves."""
     reached, next_ones = set(), [ROOT / "README.md"]
@@ -166,6 +173,7 @@ def test_a_picture_of_the_explanation_loads_nothing_and_says_in_words_what_it_sh
 
 
 ARCHITECTURE = (ROOT / "docs/architecture.md").read_text()
+GLOSSARY = (ROOT / "docs/glossary.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 PLACE = re.compile(r"`([\w/]+(?:\.py|/))`(?:: | \()?((?:`[A-Za-z_][\w.]*`(?:, )?)*)")
 NAME = re.compile(r"`([\w.]+)`")
@@ -254,7 +262,8 @@ def test_each_word_of_the_table_is_used_in_code() -> None:
         for room in ("coordinator", "evaljobs", "priors")
         for file in (ROOT / room).rglob("*.py")
     )
-    words = [word for row in rows(section(ARCHITECTURE, "Words"))[1:] for word in row[0].lower().split(", ")]
+    words = [word for row in rows(GLOSSARY) for word in row[0].lower().split(", ")]
+    assert len(words) > 40
     assert [word for word in words if word not in source] == []
 
 

@@ -335,8 +335,8 @@ def text_of(draw, width):
 
 @pytest.mark.parametrize("name", SCREENS)
 def test_a_screen_fits_and_nothing_in_it_is_cut(name, goldens, monkeypatch):
-    """No line but a command or an id is wider than the terminal; a line that is not drawn to a terminal is whole. A row of an
-    evaluation stands once.
+    """No line but a command or an id is wider than the terminal; a line that is not drawn to a terminal is whole. A command is on
+    one line. A row of an evaluation stands once.
     """
     monkeypatch.setattr(live_screen.time, "time", lambda: NOW)
     draw, whole = SCREENS[name]
@@ -346,6 +346,7 @@ def test_a_screen_fits_and_nothing_in_it_is_cut(name, goldens, monkeypatch):
         joined = " ".join(text.split())
         assert [part for part in whole if part not in text and part not in joined] == [], text
         assert not re.search(r"\S…", text), "cut"  # not `evalspan eval …`
+        assert [line for line in text.splitlines() if line.count("`") % 2] == [], "a command is broken"
         wide = [line.strip() for line in text.splitlines() if len(line) > width]
         if name not in ("pipe", "pipe-stopped", "dumb-terminal", "sixty-tasks"):
             assert all(line.rstrip(":") in ids or re.fullmatch(r"`[^`]+`[.;]?", line) for line in wide), wide

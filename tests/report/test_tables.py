@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 from support.trainings import point
 
+from coordinator.cli.terminal import Console as Terminal
 from coordinator.report.comparisons import lane_table
 from coordinator.report.learning_curves import make_series
 from coordinator.report.series_screen import plot
-from coordinator.report.tables import Parts, Sheet, folded
+from coordinator.report.tables import Parts, Sheet, folded, print_parts
 
 
 def printed(width, *parts):
@@ -39,6 +40,38 @@ def test_a_sheet_has_each_cell_whole_and_fits(rows, width, *, turns):
     for name, *more, parts in rows:
         for part in (name.replace("/", "/ ", 1), *more, *parts):  # a name is folded there, beside other names
             assert all(word in text for word in part.split()), text
+
+
+@given(
+    names=st.lists(
+        st.from_regex(r"[a-z]{1,9}([-_/][a-z0-9]{1,9}){0,12}", fullmatch=True), min_size=1, max_size=4
+    ),
+    width=st.integers(60, 120),
+)
+def test_a_long_name_is_broken_in_its_column_and_the_other_rows_stay_a_line(names, width):
+    """At "-", "_" or "/", and nothing of it is lost; it no longer turns each row into lines."""
+    sheet = Sheet("", "evaluation", "state", "scored")
+    for name in names:
+        sheet.add(name, "inference", "1/2")
+    head, _, *rows = printed(width, sheet).splitlines()
+    assert head.split() == ["evaluation", "state", "scored"]
+    assert "".join(row.split()[0] for row in rows) == "".join(names)
+    assert sum(row.endswith("inference     1/2") for row in rows) == len(names)
+    assert all(len(row) <= width for row in rows)
+
+
+def test_without_a_terminal_a_record_is_a_line_of_any_length_without_blanks_at_its_end():
+    """In every command: the rule is in the table and in the command line's console."""
+    sheet = Sheet("", "score", "value", "verdict", turns=True)
+    words = [f"verdict {i} of many words" for i in range(60)]
+    for i in (1, 22):
+        sheet.add(f"task{i}", "0.5", Parts(*words[:i]))
+    out = io.StringIO()
+    print_parts(Terminal(file=out), sheet, ", ".join(["a note of `evalspan report ID`"] * 20))
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 5
+    assert lines[2:4] == ["task1     0.5  verdict 0 of many words", f"task22    0.5  {', '.join(words[:22])}"]
+    assert [line for line in lines if line != line.rstrip()] == []
 
 
 @given(

@@ -306,7 +306,9 @@ def test_rows_of_a_series_are_flat_and_in_order(tmp_path, monkeypatch, waits):
     assert (rows[0]["task"], rows[0]["value"], rows[0]["documents"]) == ("add", 0.2, 100)
     assert (rows[-1]["status"], rows[-1]["value"]) == ("open", None)
     assert evalspan.series("/runs/a", "mini") == rows
-    with pytest.raises(OperatorError, match=r"no evaluation there is of suite 'other' \(there are: mini\)"):
+    with pytest.raises(
+        OperatorError, match=r"none of these evaluations is of suite 'other' \(there are: mini\)"
+    ):
         evalspan.series("/runs/a", "other")
     with pytest.raises(OperatorError, match="no evaluation"):
         evalspan.results("none")

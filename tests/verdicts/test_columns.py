@@ -163,7 +163,8 @@ def test_answers_that_differ_are_listed_with_both_and_the_right_one(tmp_path):
         text(4, "8", 1.0),
     ]
     one, other = found(tmp_path, before, after)
-    assert (one["doc_id"], one["right"], one["before"], one["after"]) == (0, "A", "A", "B")
+    assert (one["doc_id"], one["question"], one["right"]) == (0, "Q", "A")
+    assert (one["before"], one["after"]) == ("A", "B")
     assert (one["margin_before"], one["margin_after"], one["metrics"]) == (2.0, -1.0, {"acc": [1.0, 0.0]})
     assert (other["filter"], other["before"], other["after"], other["margin_after"]) == (
         "strict",

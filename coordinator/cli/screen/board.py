@@ -19,7 +19,7 @@ from coordinator.base.clock import SKEW_SECONDS
 from coordinator.base.words import about, by_reason, clock_time, first_of, seconds
 from coordinator.cli.screen.standing import Shown, back_in, held_jobs, seconds_left
 from coordinator.report.learning_curves import ScoreValue
-from coordinator.report.tables import UNBOUNDED, Parts, Sheet
+from coordinator.report.tables import Parts, Sheet
 from coordinator.runtime.summary import STOPPED, Lane, Summary
 
 HEADS = (
@@ -72,14 +72,6 @@ def board(found: Sequence[Shown], now: float, *, whole: bool = False) -> Iterato
         name = f"{one.summary.evaluation_id}: " if len(found) > 1 else ""
         notes = _notes(one, now, whole=whole)
         yield from (Parts(f"{name}{what}", style=style) for what, style in notes if what)
-
-
-def show(console: Console, parts: Iterable[RenderableType]) -> None:
-    """Print parts of a screen; without a terminal each row and note is one line, however long."""
-    if not console.is_terminal:
-        console.width = UNBOUNDED
-    for part in parts:
-        console.print(part, overflow="ignore", crop=False, highlight=False)
 
 
 def _state(one: Shown, now: float) -> str:

@@ -14,11 +14,12 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from coordinator.base.signals import Signals
-from coordinator.cli.screen.board import board, show
+from coordinator.cli.screen.board import board
 from coordinator.cli.screen.live_screen import Watcher
 from coordinator.cli.screen.sight import Sight
 from coordinator.cli.screen.standing import Shown
 from coordinator.config.schema import Config
+from coordinator.report.tables import print_parts
 from coordinator.runtime.summary import GIVEN_UP
 from evaljobs.contract.paths import EvaluationPaths
 
@@ -41,7 +42,7 @@ def watch(config: Config, console: Console, daemon_command: str, only: Evaluatio
                 break
             time.sleep(TICK_SECONDS)
     if only or watcher.draws:  # what it showed below stays on the terminal
-        show(console, [*board([*(views if only else ()), *sight.ended], now), *below])
+        print_parts(console, *board([*(views if only else ()), *sight.ended], now), *below)
     return "" if only else why
 
 

@@ -24,7 +24,7 @@ function stayCurrent() {
       const answer = await fetch(location.href, { headers: { Accept: "application/json", "If-None-Match": (newer?.data ?? DATA).mark } });
       if (answer.ok) newer = await answer.json();
       else if (answer.status !== 304) throw new Error(answer.status);
-      if (!newer) state.textContent ||= "shows what the files say";
+      if (!newer) state.textContent ||= "read from its files";
       else if (used) state.replaceChildren(el("button", { type: "button", text: "show newer data", onclick: again }));
       else again();
     } catch {

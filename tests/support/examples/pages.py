@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 from markdown_it import MarkdownIt
@@ -37,6 +38,7 @@ class Block:
     title: str
     text: str
     shows: tuple[str, ...] = ()
+    sample: str = ""  # the ```text block that follows, unless it is marked as not run
     exits: int = 0
     background: bool = False
     added: bool = False
@@ -90,9 +92,15 @@ def table():
 
 
 def blocks(page):
-    """The fenced blocks of a page, in order. ValueError: a block without a language, an indented code block, a mark that
-    does not exist or that marks nothing.
-    """
+    """The fenced blocks of a page, in order, each with its sample. ValueError: as of `_blocks`."""
+    found = list(_blocks(page))
+    for block, behind in pairwise([*found, None]):
+        is_sample = behind and behind.language == "text" and not (behind.title or behind.not_run)
+        yield replace(block, sample=behind.text) if is_sample else block
+
+
+def _blocks(page):
+    """ValueError: a block without a language, an indented code block, a mark that does not exist or that marks nothing."""
     comment = None
     for token in MarkdownIt().enable("table").parse(page.read_text()):
         here = f"{_name(page)}:{token.map[0] + 1}" if token.map else _name(page)

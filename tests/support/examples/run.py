@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from dev_cluster.procs import poll
@@ -144,6 +145,12 @@ class Page:
         for text in map(self._said, block.shows):
             if not _shows(out, text):
                 raise ExampleError(f"{block.place}: the output does not show {text!r}\n{_tail(out)}")
+        shown = [_heads(line) for line in out.read_text(errors="replace").splitlines()]
+        for head, rule in pairwise(self._said(block.sample).splitlines()):
+            if rule.strip(" ─") == "" != rule and _heads(head) not in shown:
+                raise ExampleError(
+                    f"{block.place}: no table has the sample's columns, {head!r}\n{_tail(out)}"
+                )
 
     def _status(self, language, request):
         """A block's status; None: the interpreter did not answer in time."""
@@ -246,6 +253,11 @@ def _processes(folder):
             if line and name in line + (process / "environ").read_bytes() + place:
                 found[int(process.name)] = line.replace(b"\0", b" ").decode(errors="replace")
     return found
+
+
+def _heads(line):
+    """Words of a table's heading, without numbers: a run in small has other steps."""
+    return [word for word in line.split() if not word.isdigit()]
 
 
 def _shows(out, text):
