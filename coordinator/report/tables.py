@@ -166,7 +166,8 @@ class Sheet:
         names = (str(cells[0]).replace("/", "/\n", 1) for cells, _ in self._rows)
         sheet = Sheet("", self._heads[0], *names)
         for i, head in list(enumerate(self._heads))[1:]:
-            sheet.add(head, *(cells[i] for cells, _ in self._rows))
+            if any(str(cells[i]) for cells, _ in self._rows):
+                sheet.add(head, *(cells[i] for cells, _ in self._rows))
         return sheet
 
     def _lines(self, cells: Sequence[Cell], style: str) -> Iterator[RenderableType]:

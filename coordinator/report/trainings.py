@@ -23,6 +23,7 @@ from coordinator.report.learning_curves import Point, Series
 from coordinator.report.load_series import find_series
 from coordinator.report.sampling import compared, series_of
 from coordinator.report.training import Training, training_of
+from coordinator.report.verdicts import overall_of
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths, slug
 from evaljobs.contract.specs import Kept
 from evaljobs.contract.storage import make_folder, read_record, write_record
@@ -116,7 +117,11 @@ def against_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         )
         for verdict in ("better", "worse")
     }
-    return {"verdict": "not comparable", "why": "no task of both can be compared", **names}
+    whole = overall_of(rows)[-1]
+    if not whole["tasks"]:
+        return {"verdict": "not comparable", "why": "no task of both can be compared", **names}
+    known = {"change": whole["difference"], "reach": whole["reach"], "tasks": whole["tasks"]}
+    return {"verdict": whole["verdict"], **known, **names}
 
 
 def _written(work_dir: Path, evaluations: Iterable[str]) -> dict[str, int]:

@@ -160,7 +160,7 @@ def test_a_wait_for_gpus_stands_apart_from_what_the_schedule_took(late):
     assert report.waited_seconds == pytest.approx(
         late if late > 10 else 0.0, abs=LEAST_WAIT_SECONDS * (late > 10)
     )
-    assert ("waited for a free GPU" in "; ".join(absence(report))) == (late > 10)
+    assert ("waiting for a free GPU" in "; ".join(absence(report))) == (late > 10)
     assert report.lower_bound_seconds
     worked = report.makespan_seconds - report.waited_seconds
     assert worked == pytest.approx(report.ratio * report.lower_bound_seconds)
