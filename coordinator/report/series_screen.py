@@ -30,7 +30,7 @@ BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-~=+*#"  # of a sparkline, fro
 SPARKS = 12  # bars of a sparkline
 
 
-def plot(curves: Sequence[Curve], width: int, *, ascii_only: bool = False) -> Iterator[Text]:
+def plot(curves: Sequence[Curve], width: int, *, ascii_only: bool = False) -> Iterator[Text | Parts]:
     """A chart of up to len(MARKS) curves, then what each mark means; x: training step, or order.
 
     Points whose value is not finite are not drawn; a single checkpoint has no chart.
@@ -56,12 +56,12 @@ def plot(curves: Sequence[Curve], width: int, *, ascii_only: bool = False) -> It
         1.0, *map(abs, values)
     ):  # nothing that a chart could tell apart
         plotext.ylim(min(values) - 0.5, max(values) + 0.5)
-    legend = []
+    legend: list[Parts] = []
     for (curve, points), mark, colour in zip(drawn, MARKS, COLOURS, strict=False):
         places_of = [places[p.label] for p in points]
         plotext.plot(places_of, [p.value for p in points], marker=mark, color=colour)
         better = "" if curve.higher_is_better else " (lower is better)"
-        legend.append(Text.assemble((mark, colour), f" {curve.name}{better}"))
+        legend.append(Parts(f"{mark} {curve.name}{better}", style=colour))
     chart = plotext.build()
     yield Text.from_ansi(chart.translate(ASCII) if ascii_only else chart)
     yield from legend

@@ -65,17 +65,17 @@ class Against(Record):
         """The verdict where it is better or worse."""
         return self.verdict if self.verdict in ("better", "worse") else ""
 
-    @property
-    def words(self) -> str:
-        """To stand behind the name of the evaluation that is held against it."""
+    def words(self, *, best: bool) -> str:
+        """To stand behind the name of the evaluation that is held against it. `best`: it is the best one before that."""
+        name = f"{self.label}, the best one before it" if best else self.label
         alone = [f"{word}: {first_of(names, MOST_NAMED)}" for word, names in self.alone.items() if names]
         if self.change is None:
-            return ", ".join([f"cannot be compared with {self.label} as a whole: {self.why}", *alone])
+            return ", ".join([f"cannot be compared as a whole with {name}: {self.why}", *alone])
         size = f"{self.change:+.4f} ± {self.reach:.4f} over {self.tasks} task{'s' * (self.tasks != 1)}"
         said = (
             "is no better and no worse than" if self.verdict == "no evidence" else f"is {self.verdict} than"
         )
-        return f"{said} {self.label} ({', '.join([size, *alone])})"
+        return f"{said} {name} ({', '.join([size, *alone])})"
 
     @property
     def alone(self) -> dict[str, tuple[str, ...]]:
@@ -177,12 +177,10 @@ def clauses(training: Training) -> Iterator[Clause]:
     if previous is None:
         yield Clause(f"{newest} is the first checkpoint with scores")
         return
-    both = ", the best one before it" * (best == previous)
-    said = f"{newest} {previous.words}{both}"
+    said = f"{newest} {previous.words(best=best == previous)}"
     yield Clause(said, previous.telling, (previous.evaluation_id, evaluation))
     if best and best != previous:
-        said = f"it {best.words}, the best one before it"
-        yield Clause(said, best.telling, (best.evaluation_id, evaluation))
+        yield Clause(f"it {best.words(best=True)}", best.telling, (best.evaluation_id, evaluation))
     if training.drops:
         some = [f"{d.name} since {d.worse.since} ({d.levels})" for d in training.drops]
         count = len({d.name for d in training.drops})

@@ -74,7 +74,7 @@ def test_the_page_says_the_levels_of_a_drop_that_the_terminal_says():
     assert said[0] == "worse since 1 (95 %: 1 to 2): 0.6813 before, 0.5000 at 2"
     assert [drop["words"] for drop in training["drops"]] == said
     levels = "add/exact_match since 1 (0.6813 before, 0.5000 at 2)"
-    best = "2 is better than 1 (+0.1000 ± 0.0500 over 1 task), the best one before it"
+    best = "2 is better than 1, the best one before it (+0.1000 ± 0.0500 over 1 task)"
     drops = f"2 scores are worse: {levels}, pages/word_perplexity since 1 (0.6813 before, 9.5000 at 2)"
     assert morning(stands) == f"{best}; {drops}"
     assert [clause["text"] for clause in training["clauses"]] == morning(stands).split("; ")
