@@ -65,7 +65,6 @@ class Pace:
     last_jobs: float = 4.0  # where all evaluations end: most jobs have ended so long after the results
     nodes: float = 10.0
     redis: float = 2.0
-    lock: float = 1.0
     lease: float = 30.0
     share: float = (
         0.25  # most seconds of a tick for offers of nodes, and as many for submissions; one of each is made
@@ -194,12 +193,11 @@ class Coordinator(Evaluations):
         if self._lock.removed:
             self._leave_removed()
         now = clock.now()
-        if self._throttle.due("lock", self.pace.lock, now):
-            self._lock.check()
         self.calls.new_turn()
         if self._throttle.due("lease", self.pace.lease, now):
             self._touch_lease()
         if self._throttle.due("redis", self.pace.redis, now):
+            self._lock.check()
             self._keep_redis()
         listing = self._listing(now)
         for evaluation_id in list(self.running):

@@ -67,8 +67,8 @@ class Supervisor:
         lease: Path | None = options.lease_file
         self._lease = None if lease is None else CoordinatorLease(lease, options.lease_seconds)
 
-    def run(self) -> None:
-        """Keep workers until the end."""
+    def run(self) -> int:
+        """Keep workers until the end; the exit status."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         while True:
@@ -76,7 +76,7 @@ class Supervisor:
             at = time.monotonic()
             if self.stopping_since is not None:
                 if not self.children:
-                    return
+                    return self.status
                 self._press(at - self.stopping_since)
             else:
                 self._fork_missing(at)

@@ -258,6 +258,4 @@ def main(argv: Sequence[str]) -> int:
         log.exception("the metric code cannot be imported")
     gc.collect()
     garbage.collect_new()  # imported modules stay shared with the work-horses
-    supervisor = Supervisor(options, functools.partial(work, options.redis_file, options.queue))
-    supervisor.run()
-    return supervisor.status
+    return Supervisor(options, functools.partial(work, options.redis_file, options.queue)).run()

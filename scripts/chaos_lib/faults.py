@@ -263,7 +263,13 @@ _ALL = (
     Fault("sacct-away", host_faults.sacct_away, breaks=("coordinator",), accounting=True),
     Fault("slurmdbd-away", host_faults.slurmdbd_away, breaks=("coordinator",), accounting=True),
     Fault("node-failed", host_faults.node_failed, (0.0, 0.7), ("node",)),
-    Fault("second-coordinator", host_faults.second_coordinator, breaks=("coordinator",), on_hosts=True),
+    Fault(
+        "second-coordinator",
+        host_faults.second_coordinator,
+        (0.0, 0.6),
+        breaks=("coordinator",),
+        on_hosts=True,
+    ),
 )
 FAULTS = {fault.name: fault for fault in _ALL}
 
