@@ -166,4 +166,5 @@ def test_each_site_scores_several_checkpoints_under_a_limit_on_jobs(tmp_path):
         finally:
             site.run_as_user(["scancel", job])
         wait_until(lambda: unfinished(site) == [], "its jobs are gone")
-        assert max(several) <= TIMES_LONGER * max(lone, again), (first, lone, again, several)
+        assert max(several) <= TIMES_LONGER * min(lone, again), (first, lone, again, several)
+        assert total <= lone + again + max(lone, again), (lone, again, total)
