@@ -17,6 +17,8 @@ from rich.segment import Segment
 from coordinator.report.tables import UNBOUNDED
 from evaljobs.log_lines import SHOWN
 
+PLAIN = str.maketrans({"±": "+-", "·": "-", "→": "->", "…": "..."})  # without UTF-8
+
 
 class Console(console.Console):
     """rich's console; only rich's own styles and controls reach the terminal."""
@@ -28,7 +30,15 @@ class Console(console.Console):
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
-            if segment.control or segment.text.isprintable():
+            if segment.control or (segment.text.isprintable() and (segment.text.isascii() or not self.plain)):
                 yield segment
-            else:
-                yield Segment(segment.text.translate(SHOWN), segment.style)
+                continue
+            text = segment.text.translate(SHOWN)
+            if self.plain:
+                text = text.translate(PLAIN).encode(self.encoding, "replace").decode(self.encoding)
+            yield Segment(text, segment.style)
+
+    @property
+    def plain(self) -> bool:
+        """Has the terminal no UTF-8?"""
+        return not self.encoding.startswith("utf")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinator.evaluation.records import EvaluationRecord
-from evaljobs.contract.columns import Documents, columns_of, means, packed, unpacked, unpacked_earlier
+from evaljobs.contract.columns import Documents, columns_of, means, packed, unpacked
 from evaljobs.contract.folded import exists, files_in, open_file, read_bytes
 from evaljobs.contract.paths import EvaluationPaths, slug
 from evaljobs.contract.storage import write_atomic
@@ -70,7 +70,7 @@ def _documents(root: Path, _stamps: tuple[int, ...], clusters: tuple[str | None,
         found = unpacked(read_bytes(file), str(file)).parts()
         parts |= {(entry, task): one for (number, task), one in found.items() if number == of}
     entries = {entry for entry, _ in parts}
-    earlier = _of_earlier(paths, clusters, entries) if kept is None else kept.parts()
+    earlier = _of_samples(paths, clusters, entries) if kept is None else kept.parts()
     parts |= {part: one for part, one in earlier.items() if part[0] not in entries}
     if not parts:
         return Documents({}, {})
@@ -83,24 +83,19 @@ def _documents(root: Path, _stamps: tuple[int, ...], clusters: tuple[str | None,
     return unpacked(content, str(paths.documents))
 
 
-def _of_earlier(
+def _of_samples(
     paths: EvaluationPaths, clusters: tuple[str | None, ...], without: set[int]
 ) -> dict[Part, Columns]:
-    """Columns as earlier versions left them, else made of samples, of all entries but those `without`."""
+    """Columns made of samples, of all entries but those `without`."""
     results = json.loads(paths.results.read_bytes()) if paths.results.exists() else {}
     names = {slug(task): task for task in results.get("n-samples", {})}
     samples = files_in(paths.samples, "samples_*_[0-9][0-9][0-9].jsonl")
     files = {(int(f.stem[-3:]), f.stem[len("samples_") : -4]): f for f in samples}
-    files |= {(int(f.stem[:3]), f.stem[4:]): f for f in files_in(paths.scores, "[0-9][0-9][0-9]-*.npz")}
     found: dict[Part, Columns] = {}
     for (entry, name), file in files.items():
         if entry not in without:
             cluster = clusters[entry] if entry < len(clusters) else None
-            found[entry, names.get(name, name)] = (
-                unpacked_earlier(read_bytes(file), str(file))
-                if file.suffix == ".npz"
-                else columns_of(sample_lines(file), cluster)
-            )
+            found[entry, names.get(name, name)] = columns_of(sample_lines(file), cluster)
     return found
 
 

@@ -11,7 +11,6 @@ import hashlib
 import io
 import json
 import math
-import zipfile
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -256,18 +255,6 @@ def unpacked(content: bytes, name: str) -> Documents:
     starts = [0, *(np.flatnonzero((np.diff(codes) != 0) | (np.diff(entries) != 0)) + 1), len(codes)]
     found = {(int(entries[a]), texts[codes[a]]): slice(int(a), int(b)) for a, b in pairwise(starts)}
     return Documents(found, columns)
-
-
-def unpacked_earlier(content: bytes, name: str) -> Columns:
-    """The columns of a task in the numpy archive of an earlier version; OperatorError, with `name`, where it is damaged."""
-    import numpy as np  # noqa: PLC0415
-
-    try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as file:
-            columns = {key: file[key] for key in file.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise _damaged(name, error) from error
-    return columns | {key: digests(map(str, columns[key])) for key in (HASH, CLUSTER) if key in columns}
 
 
 def _damaged(name: str, error: Exception) -> OperatorError:

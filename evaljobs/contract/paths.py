@@ -48,7 +48,6 @@ class EvaluationPaths:
         # File WORK_DIR/ID/scores/ENTRY-TASK.json: scores of an entry in lm-eval's shape | a metric worker | archived, kept
         # File WORK_DIR/ID/scores/ENTRY-ENTRY.parquet: of each document of an entry its metric values and what its likelihoods say
         # | a metric worker | merged into documents.parquet at the end
-        # File WORK_DIR/ID/scores/ENTRY-TASK.npz: the same of a task, as earlier versions left it | a metric worker | archived, kept
         self.scores = self.root / "scores"
         # File WORK_DIR/ID/samples/samples_TASK_ENTRY.jsonl: each document with prompt, answer and score | a metric worker |
         # archived; `prune --keep scores`

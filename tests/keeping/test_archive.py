@@ -238,7 +238,7 @@ def test_retention_prunes_at_most_once_a_day_whatever_starts_it(paths, work):
     """A daemon that starts anew each minute included."""
     now = time.time()
     assert prune_due(work, now)
-    keep_house(Job(work_dir=str(work.root), ended=(), retention=SCORES), now)
+    keep_house(Job(work_dir=str(work.root), horizon=100, ended=(), retention=SCORES), now)
     assert not paths.specs.exists()
     assert not prune_due(work, now + RETENTION_SECONDS / 2)
     assert prune_due(work, now + RETENTION_SECONDS + 60)

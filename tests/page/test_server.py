@@ -85,7 +85,13 @@ def test_a_training_is_shown_as_page_and_as_data_by_a_beginning_of_an_id_too_and
     served, work
 ):
     def seen():
-        kept = {"scores", "cache", "point.json"}  # what is computed of results and documents
+        kept = {
+            "scores",
+            "cache",
+            "point.json",
+            "documents.parquet",
+            "paired.jsonl",
+        }  # what is computed of results and documents
         every = [p for p in work.rglob("*") if p.is_file() and not kept & {*p.relative_to(work).parts}]
         return {str(p): (p.lstat().st_mtime_ns, p.lstat().st_size) for p in every}
 

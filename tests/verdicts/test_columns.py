@@ -92,8 +92,8 @@ def test_a_cluster_that_documents_lack_and_a_damaged_file_are_named():
 
 
 def test_files_of_entries_become_one_and_a_retried_entry_replaces_its_rows(tmp_path):
-    """Law: a merge keeps what it does not replace, takes the linked entry of another evaluation by its number there, reads what
-    earlier versions left, and removes what it merged; before the end nothing is removed.
+    """Law: a merge keeps what it does not replace, takes the linked entry of another evaluation by its number there, makes the rest
+    of samples, and removes what it merged; before the end nothing is removed.
     """
     paths = EvaluationPaths(tmp_path)
     paths.scores.mkdir()
@@ -102,7 +102,6 @@ def test_files_of_entries_become_one_and_a_retried_entry_replaces_its_rows(tmp_p
     def of(value):
         return {"doc_id": np.arange(3), "doc_hash": np.arange(3), "acc,none": np.full(3, value)}
 
-    np.savez(paths.scores / "000-old.npz", **of(0.0) | {"doc_hash": np.array(["a", "b", "c"])})
     line = json.dumps(sample(0, [-1.0, -2.0], 0, acc=1.0))
     (paths.samples / "samples_older_001.jsonl").write_text(line)
     paths.columns(2).write_bytes(packed({(2, "t"): of(2.0)}))
@@ -112,7 +111,7 @@ def test_files_of_entries_become_one_and_a_retried_entry_replaces_its_rows(tmp_p
         found = documents(paths, None)
         return {task: found.of(task)["acc,none"][0] for task in found.tasks}
 
-    expected = {"old": 0.0, "older": 1.0, "t": 2.0, "t#2": 9.0, "u": 9.5}
+    expected = {"older": 1.0, "t": 2.0, "t#2": 9.0, "u": 9.5}
     assert values() == expected
     assert paths.columns(2).exists()
     paths.results.write_text("{}")
