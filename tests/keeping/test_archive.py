@@ -11,6 +11,7 @@ import zipfile
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,6 +33,7 @@ from coordinator.runtime.finalize import shard_spans
 from coordinator.runtime.journal import Journal, read_events
 from coordinator.runtime.summary import read_evaluation
 from evaljobs.contract import folded
+from evaljobs.contract.columns import packed, unpacked
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.storage import read_frame
 
@@ -87,6 +89,17 @@ def test_an_evaluation_of_64_nodes_and_60_tasks_is_left_in_8_files(tmp_path):
     held = folded.members(folded.archive_of(paths.root)).values()
     stored = {i.filename.startswith("responses/") for i in held if i.compress_type == zipfile.ZIP_STORED}
     assert stored == {True}
+
+
+@pytest.mark.parametrize("most", [0, 60])
+def test_the_documents_of_an_ended_evaluation_are_merged_whether_it_is_archived_or_not(paths, most):
+    """Law: after the end one file holds the documents of all entries, beside the archive."""
+    one = {"doc_id": np.arange(3), "doc_hash": np.arange(3), "acc,none": np.ones(3)}
+    for entry in range(2):
+        paths.columns(entry).write_bytes(packed({(entry, f"t{entry}"): one}))
+    assert archive_ended(paths, most=most) == (most == 0)
+    assert not folded.files_in(paths.scores, "*.parquet")
+    assert [*unpacked(paths.documents.read_bytes(), "").tasks] == ["t0", "t1"]
 
 
 @pytest.mark.parametrize(
