@@ -26,6 +26,7 @@ from coordinator.report.columns import columns, sample_file, with_signals
 from coordinator.report.comparisons import heads_of
 from coordinator.report.learning_curves import Point, scores_of
 from coordinator.report.sampling import compared
+from coordinator.report.training import Against, held
 from coordinator.report.verdicts import MEANING, overall_of
 from coordinator.runtime.finalize import results_in_files, results_of
 from coordinator.runtime.journal import has_other_format, read_events
@@ -92,11 +93,17 @@ def _beside(
     scored = [s for s in members[:at] if s.ended_at and s.scores][-MOST_BEFORE:]
     files = [(EvaluationPaths(settings.work_dir / s.evaluation_id).results, s.ended_at) for s in scored]
     known = [_values(*file) for file in files]
-    compare = bool(scored) and one.ended_at is not None
     ids = [s.evaluation_id for s in members if s.ended_at and s.scores]
     standing = trainings.find(settings, (folder, suite, mode), ids) if ids else None
+    last = scored[-1] if scored and one.ended_at is not None else None
+    found, whole = _changes(settings, last.evaluation_id, name) if last else ({}, None)
+    against = None
+    if last and whole:
+        earlier = Against(evaluation_id=last.evaluation_id, label=index.label_of(last), **whole)
+        against = held(index.label_of(one), name, earlier)._asdict()
     about = {
         "standing": standing and training.shown(standing),
+        "against": against,
         "folder": folder,
         "suite": suite,
         "at": at,
@@ -104,7 +111,7 @@ def _beside(
         "before": scored[-1].evaluation_id if scored else None,
         "first": index.label_of(scored[0]) if scored else "",
         "scores": {s.name: [values.get(s.name) for values in known] for s in scores_of(results)},
-        "changes": changes(settings, scored[-1].evaluation_id, name) if compare else {},
+        "changes": found,
     }
     return {"training": about}
 
@@ -115,18 +122,21 @@ def _values(file: Path, _ended_at: float | None) -> Mapping[str, float]:
     return {score.name: float(f"{score.value:.4g}") for score in scores_of(read_json(file))}
 
 
-def changes(settings: Config, before: str, after: str) -> dict[str, dict[str, Any]]:
-    """What `compare` says: score name -> change, wider half of its two-sided 95 % interval, verdict, and the verdict in words.
-
-    Empty where one of both evaluations cannot be read.
+def _changes(
+    settings: Config, before: str, after: str
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any] | None]:
+    """What `compare` says: (score name -> change, wider half of its two-sided 95 % interval, verdict, and that in words; the
+    fields of `Against`). Empty and None where one of both evaluations cannot be read.
     """
-    found = {}
     with suppress(EvalspanError, LookupError, OSError, TypeError, ValueError):
-        for row in compared(settings.work_dir, [before, after])[1]:
+        rows = compared(settings.work_dir, [before, after])[1]
+        found = {}
+        for row in rows:
             said = row["verdicts"][-1]
             name = f"{row['task']}/{row['metric'].removesuffix(',none')}"
             found[name] = {"change": row["change"]} | {k: said.get(k) for k in ("reach", "verdict", "words")}
-    return found
+        return found, trainings.against_of(rows)
+    return {}, None
 
 
 def of_work_folder(

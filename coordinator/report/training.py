@@ -127,10 +127,10 @@ def training_of(series: Series, against: Callable[[str, str], Mapping[str, Any]]
     order = {p.evaluation_id: i for i, p in enumerate(points)}
     drops.sort(key=lambda drop: -order[drop.evaluation_id])
 
-    def held(other: str) -> Against:
+    def against_one(other: str) -> Against:
         return Against(evaluation_id=other, label=labels[other], **against(scored[-1].evaluation_id, other))
 
-    previous = held(scored[-2].evaluation_id) if len(scored) > 1 else None
+    previous = against_one(scored[-2].evaluation_id) if len(scored) > 1 else None
     earlier = [mean[p.evaluation_id] for p in scored[:-1] if p.evaluation_id in mean]
     best = best_of(earlier, higher_is_better=True).evaluation_id if earlier else ""
     return Training(
@@ -141,7 +141,7 @@ def training_of(series: Series, against: Callable[[str, str], Mapping[str, Any]]
         scored=tuple((p.evaluation_id, labels[p.evaluation_id]) for p in scored),
         mean=tuple(mean[p.evaluation_id].value if p.evaluation_id in mean else None for p in scored),
         previous=previous,
-        best=previous if previous and best == previous.evaluation_id else held(best) if best else None,
+        best=previous if previous and best == previous.evaluation_id else against_one(best) if best else None,
         drops=tuple(drops),
         judged=any(p.yardstick is not None for curve in series.curves for p in curve.points),
         horizon=series.horizon,
@@ -162,6 +162,12 @@ class Clause(NamedTuple):
     compared: tuple[str, str] | tuple[()] = ()
 
 
+def held(name: str, evaluation: str, against: Against, *, best: bool = False) -> Clause:
+    """How an evaluation, that is called `name`, stands against an earlier one."""
+    said = f"{name} {against.words(best=best)}"
+    return Clause(said, against.telling, (against.evaluation_id, evaluation))
+
+
 def morning(training: Training, others: Sequence[str] = ()) -> str:
     """How a training stands, in a sentence. `others`: its evaluations that are not done, each in a few words."""
     return "; ".join([*(clause.text for clause in clauses(training)), *others])
@@ -177,10 +183,9 @@ def clauses(training: Training) -> Iterator[Clause]:
     if previous is None:
         yield Clause(f"{newest} is the first checkpoint with scores")
         return
-    said = f"{newest} {previous.words(best=best == previous)}"
-    yield Clause(said, previous.telling, (previous.evaluation_id, evaluation))
+    yield held(newest, evaluation, previous, best=best == previous)
     if best and best != previous:
-        yield Clause(f"it {best.words(best=True)}", best.telling, (best.evaluation_id, evaluation))
+        yield held("it", evaluation, best, best=True)
     if training.drops:
         some = [f"{d.name} since {d.worse.since} ({d.levels})" for d in training.drops]
         count = len({d.name for d in training.drops})

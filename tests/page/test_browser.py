@@ -139,7 +139,7 @@ def test_two_boxes_lead_to_what_flipped_and_a_task_to_its_samples(page, work):
         page.click(f'[aria-label="compare {_id(work, step)}"]')
     page.click("#evaluations .button")
     page.until("document.querySelector('#changes tbody')")
-    assert "1 score worse, 0 better" in page.text(".head")
+    assert "Alone, 1 score is worse and 0 better." in page.text(".head")
     first = page.text("#changes tbody tr").split()
     assert first[:5] == ["t00", "acc", "+0", "\u221230", "\u221230"]
     page.click("#changes tbody a")

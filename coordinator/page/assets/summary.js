@@ -27,15 +27,14 @@ const spanName = () => (DATA.report.status === "running" ? "so far" : DATA.halte
 function statePart() {
   const [word, text] = DATA.head, a = DATA.report, t = DATA.training;
   const failed = a.entries.filter((e) => e.status === "failed");
-  const told = Object.entries(t?.changes ?? {}), before = t?.points.find(([id]) => id === t.before);
-  const changed = ["worse", "better"].map((verdict) => [verdict, told.filter(([, c]) => c.verdict === verdict).map(([name]) => name)]).filter(([, names]) => names.length);
+  const others = (t?.standing?.clauses ?? []).filter((c) => String(c.compared) !== String(t.against?.compared));
   return el("section", { id: "state", class: `head ${word}`, "aria-label": "state" },
     el("p", { class: "big" }, said(text)),
     el("p", {}, said(a.step === null ? a.checkpoint : `step ${a.step}`, "said strong"), " · ", said(a.mode === "exact" ? a.suite : `${a.suite}, ${a.mode} mode`), ` · ${DATA.report.entries.filter((e) => e.status === "scored").length} of ${a.entries.length} tasks scored · `,
       `${spanName()} ${seconds(a.makespan_seconds)} · ${DATA.slot} time ${seconds(a.gpu_seconds)}`),
-    t?.standing ? [el("p", {}, "Its training: "), clausesOf(t.standing)] : null,
     DATA.waits.length ? el("p", {}, "It waits: ", said(DATA.waits.join("; "))) : null,
-    before ? el("p", {}, "Against ", link(address.compare([t.before, a.evaluation_id]), said(stepOf(before[1]))), ": ", changed.length ? changed.map(([verdict, names]) => [el("strong", { class: verdict === "worse" ? "trouble" : "good", text: `${names.length} ${verdict}` }), " (", said(firstOf(names, MOST_NAMED)), ") "]) : word === "running" ? "no verdict before the end" : "no change beyond noise") : null,
+    t?.against ? clausesOf({ clauses: [t.against] }) : null,
+    others.length ? [el("p", {}, "Its training:"), clausesOf({ clauses: others })] : null,
     word === "failed" ? el("p", {}, "Failed: ", said(firstOf(failed.map((e) => e.name), MOST_NAMED)), ". ", el("a", { href: "#part=failures", text: "why" })) : null,
     el("p", {}, failed.length ? command(`evalspan logs ${quoted(a.evaluation_id)}`) : null, commandFor(a.evaluation_id, word, text), word === "running" ? command(`evalspan watch ${quoted(a.evaluation_id)}`) : null), t ? besidePart(t) : null);
 }
