@@ -179,7 +179,7 @@ TYPED = {  # what is typed -> what Tab offers
 }
 
 
-def test_tab_completes_commands_evaluations_and_suites(site):
+def test_tab_completes_commands(site):
     """The shell's own question is answered with those that begin so, by each shell; evaluations are the work folder's."""
     for step in (10, 20, 30):
         (site / "evalspan-work" / f"step-{step}-mini-{step:08d}" / "journal.jsonl").touch()
