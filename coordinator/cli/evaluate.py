@@ -132,7 +132,9 @@ class Evaluate(Chosen):
 
 def _show(typed: Printed, found: Results, *, verbose: bool) -> None:
     """Print results; exit code 130 where the evaluation was cancelled, 1 where scores are missing."""
+    from coordinator.cli.screen.mornings import lines_of
     from coordinator.report.render import show
+    from coordinator.report.tables import print_parts
     from coordinator.runtime.summary import failed_job
     from evaljobs.contract.paths import EvaluationPaths
 
@@ -147,6 +149,7 @@ def _show(typed: Printed, found: Results, *, verbose: bool) -> None:
         show(
             stdout(), found.report, found.raw, found.gpu_hour_price, ran=ran, verbose=verbose, failed_job=job
         )
+        print_parts(stdout(), *lines_of(typed.there(), found.evaluation_id))
         results = f"Results: {found.folder / 'results.json'}\n" if found.scores else ""
         say(f"\n{results}Samples, logs, responses: {found.folder}")
     if found.status == "cancelled":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -144,8 +143,7 @@ class Report(_Scores, Printed):
 
     def _show(self, settings: Config) -> None:
         from coordinator import api
-        from coordinator.cli.screen.mornings import of_trainings, standings
-        from coordinator.cli.screen.standing import all_of
+        from coordinator.cli.screen.mornings import lines_of
         from coordinator.report.columns import with_signals
         from coordinator.report.render import show
         from coordinator.report.tables import print_parts
@@ -164,9 +162,7 @@ class Report(_Scores, Printed):
             job = failed_job(EvaluationPaths(found.folder), found.failed.values())
             price = settings.gpu_hour_price
             show(stdout(), made, results, price, ran=known, verbose=self.verbose, failed_job=job)
-            every = all_of(settings)
-            own = [summary for summary in every if summary.evaluation_id == made.evaluation_id]
-            print_parts(stdout(), *of_trainings(standings(settings, every, own, time.time())))
+            print_parts(stdout(), *lines_of(settings, made.evaluation_id))
 
 
 @command()

@@ -1,10 +1,12 @@
-"""How trainings stand, below the evaluations of `status` and `report`."""
+"""How trainings stand, below what `status`, `report` and `eval` print."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from coordinator.cli.screen.standing import all_of
 from coordinator.config.schema import Config
 from coordinator.page.index import Standing, training_of, trainings_of
 from coordinator.report import trainings
@@ -33,6 +35,13 @@ def standings(
 
     found = [(summary, halted(summary)) for summary in every if training_of(summary) in wanted]
     return [one for one in trainings_of(found, find, now, MOST) if one.training]
+
+
+def lines_of(settings: Config, evaluation: str) -> Iterator[Parts]:
+    """How the training of an evaluation stands; nothing where it has scores of one checkpoint alone."""
+    every = all_of(settings)
+    own = [summary for summary in every if summary.evaluation_id == evaluation]
+    return of_trainings(standings(settings, every, own, time.time()))
 
 
 def of_trainings(found: Iterable[Standing]) -> Iterator[Parts]:
