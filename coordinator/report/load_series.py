@@ -82,6 +82,12 @@ def _evaluations(
             yield paths, known, place
 
 
+def _named(work_dir: Path, selector: str) -> Iterator[tuple[str, str]]:
+    """(suite, checkpoint) of each evaluation that `selector` names."""
+    for _, known, place in _evaluations(work_dir, selector, None):
+        yield known.suite if isinstance(known, Point) else known.suite.name, place
+
+
 def _kept(paths: EvaluationPaths) -> Point | None:
     try:
         found = read_record(paths.point, PointFile)
@@ -180,12 +186,12 @@ def find_series(
     """
     found = points(work_dir, selector, suite, dense=dense)
     if not found:
-        suites = {p.suite for p in points(work_dir, selector)}
+        suites = {name for name, _ in _named(work_dir, selector)}
         if suites:
             raise OperatorError(
                 f"none of these evaluations is of suite {suite!r} (there are: {first_of(sorted(suites))})"
             )
-        parents = {str(Path(p.checkpoint).parent) for p in points(work_dir, "*")}
+        parents = {str(Path(place).parent) for _, place in _named(work_dir, "*")}
         known = first_of(sorted(parents)) or "none"
         below = any(map(matcher(selector), parents))
         hint = f"try '{selector.rstrip('/')}/*'; " if below else ""

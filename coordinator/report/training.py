@@ -55,7 +55,8 @@ class Against(Record):
     verdict: str  # of all tasks together: better | worse | no evidence | not comparable
     change: float | None = None  # of the mean over tasks
     reach: float | None = None  # wider half of its two-sided 95 % interval
-    tasks: int = 0  # in that mean
+    tasks: int = 0  # in that mean: those whose documents can be compared
+    of: int = 0  # tasks that count for the mean
     why: str = ""  # there is no comparison
     better: tuple[str, ...] = ()  # scores that are better alone, corrected for their number
     worse: tuple[str, ...] = ()
@@ -71,7 +72,8 @@ class Against(Record):
         alone = [f"{word}: {first_of(names, MOST_NAMED)}" for word, names in self.alone.items() if names]
         if self.change is None:
             return ", ".join([f"cannot be compared as a whole with {name}: {self.why}", *alone])
-        size = f"{self.change:+.4f} ± {self.reach:.4f} over {self.tasks} task{'s' * (self.tasks != 1)}"
+        count = f"{self.tasks} of {self.of}" if self.tasks < self.of else f"{self.tasks}"
+        size = f"{self.change:+.4f} ± {self.reach:.4f} over {count} task{'s' * (self.tasks != 1)}"
         said = (
             "is no better and no worse than" if self.verdict == "no evidence" else f"is {self.verdict} than"
         )

@@ -120,7 +120,12 @@ def against_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     whole = overall_of(rows)[-1]
     if not whole["tasks"]:
         return {"verdict": "not comparable", "why": "no task of both can be compared", **names}
-    known = {"change": whole["difference"], "reach": whole["reach"], "tasks": whole["tasks"]}
+    known = {
+        "change": whole["difference"],
+        "reach": whole["reach"],
+        "tasks": whole["tasks"],
+        "of": whole["of"],
+    }
     return {"verdict": whole["verdict"], **known, **names}
 
 

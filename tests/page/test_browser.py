@@ -178,7 +178,7 @@ def test_the_heatmap_is_one_stop_of_the_tabulator_where_keys_choose_and_open(pag
     assert " at 8: " in page.text(".detail")
     page.press(".heat-box", ENTER)
     page.until(f"location.pathname.endsWith('{_id(work, 8)}')")
-    assert "1 worse (t00/acc)" in page.until("document.querySelector('.head')?.innerText")
+    assert "over 2 of 41 tasks, worse: t00/acc)" in page.until("document.querySelector('.head')?.innerText")
     page.press("body", "e")  # the earlier checkpoint
     page.until(f"location.pathname.endsWith('{_id(work, 7)}')")
 
