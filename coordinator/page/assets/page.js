@@ -17,9 +17,9 @@ function changesPart() {
   let [text, only] = [sought("score"), STATE.get("verdict") ?? "all"];
   const wanted = () => DATA.rows.filter((r) => `${r.task} ${metric(r)}`.toLowerCase().includes(text) && (only === "all" || last(r).verdict === only || (only === "flipped" && last(r).gained + last(r).lost > 0)));
   const list = table(columns, wanted(), { label: "changes", order: [4, true], key: "changes" }), draw = () => list.show(wanted());
-  const first = [...new Map(DATA.rows.filter((r) => net(r) !== null).toReversed().map((r) => [r.task, last(r)])).values()], sum = (name) => first.reduce((all, v) => all + v[name], 0);
+  const first = [...new Map(DATA.rows.filter((r) => net(r) !== null && !r.leaves.length).toReversed().map((r) => [r.task, last(r)])).values()], sum = (name) => first.reduce((all, v) => all + v[name], 0);
   const [worse, better] = ["worse", "better"].map((verdict) => DATA.rows.filter((r) => last(r).verdict === verdict).length);
-  return el("div", {}, el("section", { class: `head ${worse ? "failed" : better ? "done" : ""}` }, el("p", { class: "big", text: DATA.overall.at(-1).words }), worse || better ? el("p", { text: `Alone, ${worse} score${worse === 1 ? " is" : "s are"} worse and ${better} better.` }) : null,
+  return el("div", {}, el("section", { class: `head ${{ worse: "failed", better: "done" }[DATA.overall.at(-1).verdict] ?? ""}` }, el("p", { class: "big", text: DATA.overall.at(-1).words }), worse || better ? el("p", { text: `Alone, ${worse} score${worse === 1 ? " is" : "s are"} worse and ${better} better.` }) : null,
     first.length ? el("p", { text: `Of ${first.length} tasks with right and wrong answers: ${sum("gained").toLocaleString("en")} answers gained, ${sum("lost").toLocaleString("en")} lost, net ${whole(sum("gained") - sum("lost"))}.` }) : null,
     DATA.ids.map((id, i) => el("p", {}, said(DATA.heads[i], "said strong"), ": ", link(address.evaluation(id), said(id)))), command(`evalspan compare ${DATA.ids.map(quoted).join(" ")}`)),
   section("changes", "What flipped", `The last evaluation against the first, the largest loss first. ${DATA.verdicts} p: after this correction. "~": not comparable with the first.`,

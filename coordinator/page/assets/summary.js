@@ -67,11 +67,13 @@ function scoresPart() {
   const t = DATA.training, before = t?.points.find(([id]) => id === t.before), last = (r) => changeOf(r);
   const nameOf = (r) => `${r.task}/${r.measure}`, changeOf = (r) => t?.changes[nameOf(r)];
   const withSamples = new Set((DATA.samples ?? []).map((s) => s.task));
-  const task = (r) => (withSamples.has(r.task) ? el("a", { href: `#part=samples&task=${encodeURIComponent(r.task)}`, title: "its samples" }, breaking(said(r.task))) : breaking(said(r.task)));
+  const metricOf = (r) => `${r.measure} ${r.higher_is_better ? "↑" : "↓"}`;
+  const named = (r) => (withSamples.has(r.task) ? el("a", { href: `#part=samples&task=${encodeURIComponent(r.task)}`, title: "its samples" }, breaking(said(r.task))) : breaking(said(r.task)));
+  const task = (r) => el("span", {}, named(r), el("small", { class: "narrow" }, said(metricOf(r))));
   const columns = [
-    { name: "task", of: (r) => r.task, show: task }, { name: "metric", wide: true, of: (r) => r.measure, show: (r) => said(`${r.measure} ${r.higher_is_better ? "↑" : "↓"}`) },
-    { name: "value ± stderr", of: (r) => r.value, show: (r) => `${score(r.value)}${r.stderr === null ? "" : ` ± ${score(r.stderr)}`}`, right: true },
-    ...(before ? [{ name: `change from ${before[1]} (two-sided 95 %)`, of: (r) => last(r)?.change ?? null, show: (r) => changeText(last(r)), right: true }, { name: "verdict", of: (r) => ({ worse: 0, better: 1, "no evidence": 2 })[last(r)?.verdict] ?? 3, show: (r) => verdictText(last(r)) }] : []),
+    { name: "task", of: (r) => r.task, show: task }, { name: "metric", wide: true, of: (r) => r.measure, show: (r) => said(metricOf(r)) },
+    { name: "value", of: (r) => r.value, show: (r) => el("span", {}, score(r.value), r.stderr === null ? null : el("span", { class: "wide", text: ` ± ${score(r.stderr)}` })), right: true },
+    ...(before ? [{ name: `change from ${before[1]}`, of: (r) => last(r)?.change ?? null, show: (r) => changeText(last(r)), right: true }, { name: "verdict", of: (r) => ({ worse: 0, better: 1, "no evidence": 2 })[last(r)?.verdict] ?? 3, show: (r) => verdictText(last(r)) }] : []),
     ...(before ? [{ name: `since ${t.first}`, wide: true, of: (r) => r.value - (t.scores[nameOf(r)]?.find((v) => v !== null) ?? r.value), show: (r) => sparkline([[...(t.scores[nameOf(r)] ?? []), r.value]], `from ${score(t.scores[nameOf(r)]?.find((v) => v !== null))} to ${score(r.value)}`) }] : []),
     { name: "n", of: (r) => r.documents, show: (r) => r.documents?.toLocaleString("en"), right: true, wide: true }, { name: "n-shot", of: (r) => r.n_shot, right: true, wide: true }, { name: "version", of: (r) => r.version, right: true, wide: true },
   ];
@@ -80,7 +82,7 @@ function scoresPart() {
   let text = sought("score");
   const wanted = () => DATA.scores.filter((r) => nameOf(r).toLowerCase().includes(text));
   const shown = table(columns, wanted(), { label: "scores", key: "scores", none: "No score yet." });
-  return section("scores", "Scores", "↑ higher is better, ↓ lower is better.", list, DATA.scores.length > 20 ? el("div", { class: "tools" }, search("find a task", (v) => { text = v; shown.show(wanted()); }, "score")) : null, shown);
+  return section("scores", "Scores", "↑ higher is better, ↓ lower is better. Value: ± its standard error. Change: ± the wider half of its two-sided 95 % interval.", list, DATA.scores.length > 20 ? el("div", { class: "tools" }, search("find a task", (v) => { text = v; shown.show(wanted()); }, "score")) : null, shown);
 }
 
 const changeText = (c) => (c?.change == null ? "–" : `${signed(c.change)}${c.reach === null ? "" : ` ± ${score(c.reach)}`}`);

@@ -41,7 +41,7 @@ function rowOf(columns, row) {
 
 /** The same text, whose long names may break after their parts. */
 function breaking(text) {
-  const parts = text.textContent.split(/(?<=[_/,|])/);
+  const parts = text.textContent.split(/(?<=[_/|]|,(?!\d))/);
   if (parts.length > 1) text.replaceChildren(...parts.flatMap((part) => [part, el("wbr")]));
   return text;
 }
