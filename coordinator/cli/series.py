@@ -67,13 +67,18 @@ class _Scores(Where):
     def made(self, settings: Config, dense: bool | None) -> tuple[Series, list[Training]]:
         """The series of all that was asked for, and how each training stands."""
         from coordinator.report import trainings
+        from coordinator.report.load_series import is_folder
         from coordinator.report.sampling import series_of
 
         shown = self.series is not None and sys.stderr.isatty()
         with AtTerminal().busy("reading and comparing the checkpoints") if shown else nullcontext():
             points = self.found(settings, dense)
             each = trainings.by_training(points) if self.series else {}
-            made = [trainings.make(settings, of) for of in each.values()] if not dense else []
+            made = (
+                [trainings.make(settings, of, whole=is_folder(self.series or "")) for of in each.values()]
+                if not dense
+                else []
+            )
             series = made[0][1] if len(made) == 1 else series_of(points, settings)
         return series, [training for training, _ in made]
 
@@ -122,7 +127,7 @@ class Report(_Scores, Printed):
                 self.html,
                 read.of_evaluation(settings, name)
                 if one
-                else read.of_trainings(settings, self.found(settings, self.dense)),
+                else read.of_trainings(settings, self.found(settings, self.dense), self.series or ""),
             )
         if self.trace is not None:
             write_trace(settings, name, self.trace)

@@ -25,6 +25,7 @@ from coordinator.report import trainings
 from coordinator.report.columns import columns, sample_file, with_signals
 from coordinator.report.comparisons import heads_of
 from coordinator.report.learning_curves import Point, scores_of
+from coordinator.report.load_series import is_folder
 from coordinator.report.sampling import compared
 from coordinator.report.training import Against, held
 from coordinator.report.verdicts import MEANING, overall_of
@@ -151,10 +152,10 @@ def of_work_folder(
     return _made(str(settings.work_dir), found | {"standing": _standing(settings, going)})
 
 
-def of_trainings(settings: Config, points: Sequence[Point]) -> Contents:
-    """All checkpoints, by training, with verdicts along each."""
+def of_trainings(settings: Config, points: Sequence[Point], selector: str) -> Contents:
+    """Checkpoints, by training, with verdicts along each. `selector`: what named them."""
     each = trainings.by_training(points).values()
-    data = training.training_data(trainings.make(settings, of) for of in each)
+    data = training.training_data(trainings.make(settings, of, whole=is_folder(selector)) for of in each)
     return _made(", ".join(dict.fromkeys(t["name"] for t in data["trainings"])), data)
 
 

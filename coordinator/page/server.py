@@ -224,7 +224,7 @@ class Pages:
 
     def trainings(self, folder: str, suite: str | None) -> read.Contents:
         found = find_series(self.settings.work_dir, folder, suite, mixed=True)
-        return read.of_trainings(self.settings, found)
+        return read.of_trainings(self.settings, found, folder)
 
 
 class _Views:

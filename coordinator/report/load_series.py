@@ -56,6 +56,11 @@ def matcher(selector: str) -> Callable[[str], bool]:
     return matches
 
 
+def is_folder(selector: str) -> bool:
+    """Does it name the folder that holds a training's checkpoints, and so all of them?"""
+    return not set("*?[") & set(selector)
+
+
 def _evaluations(
     work_dir: Path, selector: str, suite: str | None
 ) -> Iterator[tuple[EvaluationPaths, Point | EvaluationRecord, str]]:

@@ -63,11 +63,11 @@ def read(settings: Config, key: Key, evaluations: Iterable[str]) -> Training | N
     return kept.training if whole and kept.results == _written(settings.work_dir, kept.results) else None
 
 
-def make(settings: Config, points: Sequence[Point]) -> tuple[Training, Series]:
-    """Make a training of its points, and keep it, where it is not kept. Its series has verdicts."""
+def make(settings: Config, points: Sequence[Point], *, whole: bool) -> tuple[Training, Series]:
+    """Make a training of its points; its series has verdicts. `whole`: of all of them, so that it is kept, where it is not."""
     series = series_of(points, settings)
     results = _written(settings.work_dir, [p.evaluation_id for p in points])
-    if (kept := read(settings, key_of(points[0]), results)) is not None:
+    if whole and (kept := read(settings, key_of(points[0]), results)) is not None:
         return kept, series
 
     def against(evaluation: str, earlier: str) -> Mapping[str, Any]:
@@ -78,6 +78,8 @@ def make(settings: Config, points: Sequence[Point]) -> tuple[Training, Series]:
             return {"verdict": "not comparable", "why": str(error)}
 
     made = training_of(series, against)
+    if not whole:
+        return made, series
     with suppress(OSError):  # another user's folder, or a full disk
         file = _file(settings.work_dir, key_of(points[0]))
         make_folder(file.parent)
@@ -93,7 +95,7 @@ def find(settings: Config, key: Key, evaluations: Iterable[str]) -> Training | N
     with suppress(OperatorError):
         found = find_series(settings.work_dir, folder, suite, mixed=True)
         if (points := by_training(found).get((folder, suite, mode))) is not None:
-            return make(settings, points)[0]
+            return make(settings, points, whole=True)[0]
     return None
 
 

@@ -97,7 +97,7 @@ def test_a_longer_horizon_is_stricter(work):
 def test_every_view_says_the_same(work):
     """Law: terminal, JSON, CSV, pages, `status` and news print one document: since when, both levels, the mean, verdicts, horizon."""
     settings = Config(work_dir=work)
-    found = trainings.make(settings, find_series(work, "/runs/a"))
+    found = trainings.make(settings, find_series(work, "/runs/a"), whole=True)
     training, series = found
     stands = morning(training)
     (drop,) = [d for d in training.drops if d.name == "add/acc"]
@@ -161,6 +161,9 @@ def test_what_is_kept_of_a_training_counts_while_its_results_are_those_on_disk(w
     assert trainings.read(settings, key, ids) == made
     assert trainings.read(settings, key, [*ids, "another"]) is None
     assert trainings.read(settings.model_copy(update={"horizon": 7}), key, ids) is None
+    some = find_series(settings.work_dir, "/runs/a/step-?00")
+    assert trainings.make(settings, some, whole=False)[0].scored == made.scored[1:10]
+    assert trainings.read(settings, key, ids) == made  # a part of the checkpoints is not kept in its place
     (file,) = (settings.work_dir / "cache" / "trainings").iterdir()
     results = settings.work_dir / made.scored[-1][0] / "results.json"
     changed = json.loads(results.read_text())
