@@ -75,7 +75,7 @@ class _Scores(Where):
             points = self.found(settings, dense)
             each = trainings.by_training(points) if self.series else {}
             made = (
-                [trainings.make(settings, of, whole=is_folder(self.series or "")) for of in each.values()]
+                [trainings.judge(settings, of, whole=is_folder(self.series or "")) for of in each.values()]
                 if not dense
                 else []
             )
@@ -243,7 +243,7 @@ class Export(_Scores):
         if to == "parquet":
             file = out if out.suffix == ".parquet" and not out.is_dir() else out / "documents.parquet"
             file.parent.mkdir(parents=True, exist_ok=True)
-            return [parquet_file.write(settings.work_dir, done, file)]
+            return [parquet_file.write_documents(settings.work_dir, done, file)]
         out.mkdir(parents=True, exist_ok=True)
         try:
             if to == "lm-eval":

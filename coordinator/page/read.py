@@ -95,7 +95,7 @@ def _beside(
     files = [(EvaluationPaths(settings.work_dir / s.evaluation_id).results, s.ended_at) for s in scored]
     known = [_values(*file) for file in files]
     ids = [s.evaluation_id for s in members if s.ended_at and s.scores]
-    standing = trainings.find(settings, (folder, suite, mode), ids) if ids else None
+    standing = trainings.find_training(settings, (folder, suite, mode), ids) if ids else None
     last = scored[-1] if scored and one.ended_at is not None else None
     found, whole = _changes(settings, last.evaluation_id, name) if last else ({}, None)
     against = None
@@ -155,7 +155,7 @@ def of_work_folder(
 def of_trainings(settings: Config, points: Sequence[Point], selector: str) -> Contents:
     """Checkpoints, by training, with verdicts along each. `selector`: what named them."""
     each = trainings.by_training(points).values()
-    data = training.training_data(trainings.make(settings, of, whole=is_folder(selector)) for of in each)
+    data = training.training_data(trainings.judge(settings, of, whole=is_folder(selector)) for of in each)
     return _made(", ".join(dict.fromkeys(t["name"] for t in data["trainings"])), data)
 
 

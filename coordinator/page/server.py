@@ -206,7 +206,7 @@ class Pages:
             known = *key, *((s.evaluation_id, s.ended_at) for s in scored)
             if known not in self._trainings and self._now() < until:
                 evaluations = [s.evaluation_id for s in scored]
-                self._trainings[known] = trainings.find(self.settings, key, evaluations)
+                self._trainings[known] = trainings.find_training(self.settings, key, evaluations)
                 for old in list(self._trainings)[:-MOST_TRAININGS]:
                     del self._trainings[old]
             return self._trainings.get(known)

@@ -53,7 +53,7 @@ def by_training(points: Iterable[Point]) -> dict[Key, list[Point]]:
     return dict(found)
 
 
-def read(settings: Config, key: Key, evaluations: Iterable[str]) -> Training | None:
+def read_kept(settings: Config, key: Key, evaluations: Iterable[str]) -> Training | None:
     """What is kept of a training; None where its results have changed since, or it lacks one of `evaluations`."""
     try:
         kept = read_record(_file(settings.work_dir, key), TrainingFile)
@@ -63,11 +63,11 @@ def read(settings: Config, key: Key, evaluations: Iterable[str]) -> Training | N
     return kept.training if whole and kept.results == _written(settings.work_dir, kept.results) else None
 
 
-def make(settings: Config, points: Sequence[Point], *, whole: bool) -> tuple[Training, Series]:
-    """Make a training of its points; its series has verdicts. `whole`: of all of them, so that it is kept, where it is not."""
+def judge(settings: Config, points: Sequence[Point], *, whole: bool) -> tuple[Training, Series]:
+    """Judge a training by its points; its series has verdicts. `whole`: of all of them, so that it is kept, where it is not."""
     series = series_of(points, settings)
     results = _written(settings.work_dir, [p.evaluation_id for p in points])
-    if whole and (kept := read(settings, key_of(points[0]), results)) is not None:
+    if whole and (kept := read_kept(settings, key_of(points[0]), results)) is not None:
         return kept, series
 
     def against(evaluation: str, earlier: str) -> Mapping[str, Any]:
@@ -87,26 +87,26 @@ def make(settings: Config, points: Sequence[Point], *, whole: bool) -> tuple[Tra
     return made, series
 
 
-def find(settings: Config, key: Key, evaluations: Iterable[str]) -> Training | None:
+def find_training(settings: Config, key: Key, evaluations: Iterable[str]) -> Training | None:
     """What is kept of a training, else made now; None where none of its evaluations can be read."""
-    if (kept := read(settings, key, evaluations)) is not None:
+    if (kept := read_kept(settings, key, evaluations)) is not None:
         return kept
     folder, suite, mode = key
     with suppress(OperatorError):
         found = find_series(settings.work_dir, folder, suite, mixed=True)
         if (points := by_training(found).get((folder, suite, mode))) is not None:
-            return make(settings, points, whole=True)[0]
+            return judge(settings, points, whole=True)[0]
     return None
 
 
 def of_evaluation(settings: Config, name: str) -> Training | None:
-    """Of the training that an evaluation belongs to, as `find`; None where its record cannot be read."""
+    """Of the training that an evaluation belongs to, as `find_training`; None where its record cannot be read."""
     try:
         record = read_record(EvaluationPaths(settings.work_dir / name).evaluation, EvaluationRecord)
     except (OSError, ValidationError):
         return None
     folder = str(PurePosixPath(record.checkpoint.announced).parent)
-    return find(settings, (folder, record.suite.name, record.suite.mode or "exact"), [name])
+    return find_training(settings, (folder, record.suite.name, record.suite.mode or "exact"), [name])
 
 
 def against_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def write(work_dir: Path, points: Sequence[Point], file: Path) -> Path:
+def write_documents(work_dir: Path, points: Sequence[Point], file: Path) -> Path:
     """Write the documents of these evaluations. OperatorError where none is known."""
     import pyarrow as pa  # noqa: PLC0415 (other commands start without it)
     from pyarrow import parquet  # noqa: PLC0415

@@ -97,7 +97,7 @@ def test_a_longer_horizon_is_stricter(work):
 def test_every_view_says_the_same(work):
     """Law: terminal, JSON, CSV, pages, `status` and news print one document: since when, both levels, the mean, verdicts, horizon."""
     settings = Config(work_dir=work)
-    found = trainings.make(settings, find_series(work, "/runs/a"), whole=True)
+    found = trainings.judge(settings, find_series(work, "/runs/a"), whole=True)
     training, series = found
     stands = morning(training)
     (drop,) = [d for d in training.drops if d.name == "add/acc"]
@@ -134,7 +134,10 @@ def test_every_view_says_the_same(work):
     assert (shown, curve["marks"][place]) == ([(place, drop.words)], "!")
     ended = all_of(settings)
     first = index_data(
-        [], ended, lambda key, scored: trainings.find(settings, key, [s.evaluation_id for s in scored]), 0
+        [],
+        ended,
+        lambda key, scored: trainings.find_training(settings, key, [s.evaluation_id for s in scored]),
+        0,
     )
     said = [page["clauses"], first["trainings"][0]["standing"]["clauses"]]
     evaluation = read.of_evaluation(settings, newest).data["training"]["standing"]["clauses"]
@@ -157,26 +160,28 @@ def test_what_is_kept_of_a_training_counts_while_its_results_are_those_on_disk(w
     """Law: made once; made anew after results were written again or removed, and for another horizon; and where nothing can be kept."""
     settings = Config(work_dir=shutil.copytree(work, tmp_path / "work"))
     key, ids = ("/runs/a", "mini", "exact"), [p.name for p in settings.work_dir.glob("step-*")]
-    made = trainings.find(settings, key, ids)
-    assert trainings.read(settings, key, ids) == made
-    assert trainings.read(settings, key, [*ids, "another"]) is None
-    assert trainings.read(settings.model_copy(update={"horizon": 7}), key, ids) is None
+    made = trainings.find_training(settings, key, ids)
+    assert trainings.read_kept(settings, key, ids) == made
+    assert trainings.read_kept(settings, key, [*ids, "another"]) is None
+    assert trainings.read_kept(settings.model_copy(update={"horizon": 7}), key, ids) is None
     some = find_series(settings.work_dir, "/runs/a/step-?00")
-    assert trainings.make(settings, some, whole=False)[0].scored == made.scored[1:10]
-    assert trainings.read(settings, key, ids) == made  # a part of the checkpoints is not kept in its place
+    assert trainings.judge(settings, some, whole=False)[0].scored == made.scored[1:10]
+    assert (
+        trainings.read_kept(settings, key, ids) == made
+    )  # a part of the checkpoints is not kept in its place
     (file,) = (settings.work_dir / "cache" / "trainings").iterdir()
     results = settings.work_dir / made.scored[-1][0] / "results.json"
     changed = json.loads(results.read_text())
     changed["results"]["add"]["acc,none"] = 1.0
     results.write_text(json.dumps(changed))
-    assert trainings.read(settings, key, ids) is None
-    assert trainings.find(settings, key, ids).mean[-1] == 1.0
+    assert trainings.read_kept(settings, key, ids) is None
+    assert trainings.find_training(settings, key, ids).mean[-1] == 1.0
     shutil.rmtree(results.parent)
-    assert trainings.find(settings, key, ids[:1]).scored == made.scored[:-1]
+    assert trainings.find_training(settings, key, ids[:1]).scored == made.scored[:-1]
     file.unlink()
     file.parent.rmdir()
     file.parent.touch()  # nothing can be written there
-    assert trainings.find(settings, key, ids[:1]).scored == made.scored[:-1]
+    assert trainings.find_training(settings, key, ids[:1]).scored == made.scored[:-1]
 
 
 def test_differences_are_kept_until_a_result_changes(work):

@@ -31,7 +31,11 @@ def standings(
         return None if summary.ended_at is not None else halt_of(summary, paths, held=held)
 
     def find(key: trainings.Key, scored: Sequence[Summary]) -> Training | None:
-        return trainings.find(settings, key, [s.evaluation_id for s in scored]) if len(scored) > 1 else None
+        return (
+            trainings.find_training(settings, key, [s.evaluation_id for s in scored])
+            if len(scored) > 1
+            else None
+        )
 
     found = [(summary, halted(summary)) for summary in every if training_of(summary) in wanted]
     return [one for one in trainings_of(found, find, now, MOST) if one.training]
