@@ -27,9 +27,9 @@ from coordinator.intake.work_folder import refuse_guest
 from coordinator.keeping.archive import archive_all
 from coordinator.report import load_series
 from coordinator.report.learning_curves import make_series
-from coordinator.runtime.drive import Aside, Caller, Follow, Progress
 from coordinator.runtime.finalize import Results, results_in_files, results_of, rows_of
 from coordinator.runtime.journal import Journal, OtherFormatError
+from coordinator.runtime.observers import CallbackObserver, Messages, Progress, RunObserver
 from coordinator.runtime.present_inputs import as_of_now, changed_since, renewed
 from coordinator.runtime.replay import find_evaluation
 from coordinator.runtime.submission import Submission, find_submission, has_ended, send, why_waiting
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EvalspanError",
-    "Follow",
     "OperatorError",
     "Progress",
     "Results",
+    "RunObserver",
     "Submission",
     "evaluate",
     "prepare",
@@ -82,7 +82,7 @@ def evaluate(
     work_dir: PathLike | None = None,
     settings: Mapping[str, object] | None = None,
     progress: bool | Callable[[Progress], object] = False,
-    follow: Follow | None = None,
+    observer: RunObserver | None = None,
     **more: Unpack[SuiteSettings],
 ) -> Results:
     """Evaluate a checkpoint here, wait for its scores, and return them.
@@ -97,7 +97,7 @@ def evaluate(
     "trial.model_args": {"dtype": "float32"}}.
 
     `progress`: True prints a line to standard error when something has changed, and every 30 s; a
-    function is called with a `Progress`. `follow`: in its place, for a screen.
+    function is called with a `Progress`. `observer`: in its place, for a screen.
 
     The same call again resumes an evaluation that was interrupted, and returns the scores of one
     that has ended. Failed tasks do not raise: see `status` and `failed`. Ctrl-C cancels the
@@ -108,7 +108,7 @@ def evaluate(
 
     _check_counts(slots=slots, shards_per_task=shards_per_task)
     chosen = one_off.suite_options(suite, tasks, more)
-    followed = follow or Caller(progress)
+    observer = observer or CallbackObserver(progress)
     known = work_folder.load(
         config, work_dir, {**(settings or {}), **({"cluster.slots": slots} if slots else {})}
     )
@@ -118,7 +118,7 @@ def evaluate(
     spec = one_off.suite_of(chosen, known.watch.suite)  # a wrong one is refused before a model is fetched
     record = from_settings.record_of(
         known,
-        _folder(checkpoint, known, followed),
+        _folder(checkpoint, known, observer),
         spec,
         from_settings.inputs_for(site, coordinator.performer.lm_eval_version),
         options=from_settings.run_options(known).model_copy(
@@ -129,9 +129,9 @@ def evaluate(
     record = renewed(record) if fresh else as_of_now(record, site)
 
     def checked(new: EvaluationRecord) -> EvaluationRecord:
-        return _checked(new, known, coordinator, followed, prepare_options(chosen, known, config, work_dir))
+        return _checked(new, known, coordinator, observer, prepare_options(chosen, known, config, work_dir))
 
-    return _evaluated(record, known, coordinator, followed, checked)
+    return _evaluated(record, known, coordinator, observer, checked)
 
 
 def rescore(
@@ -143,7 +143,7 @@ def rescore(
     work_dir: PathLike | None = None,
     settings: Mapping[str, object] | None = None,
     progress: bool | Callable[[Progress], object] = False,
-    follow: Follow | None = None,
+    observer: RunObserver | None = None,
 ) -> Results:
     """Score the answers of an ended evaluation again, without a GPU, and return the scores: a new evaluation.
 
@@ -155,7 +155,7 @@ def rescore(
     """
     from coordinator.runtime import rescoring, reuse, wiring
 
-    followed = follow or Caller(progress)
+    observer = observer or CallbackObserver(progress)
     known = work_folder.load(config, work_dir, settings)
     refuse_guest(known.work_dir)
     paths = find_folder(known, evaluation)
@@ -171,7 +171,7 @@ def rescore(
 
     def checked(new: EvaluationRecord) -> EvaluationRecord:
         words = ["--suite", str(suite or new.suite.name)]
-        new = _checked(new, known, coordinator, followed, words)
+        new = _checked(new, known, coordinator, observer, words)
         made_of, folder = new.inputs or Inputs(), new.checkpoint.source
         sets = request_sets.prepare(
             new.suite,
@@ -179,21 +179,21 @@ def rescore(
             site=site,
             model=new.model,
             inputs=lambda *_: made_of,
-            busy=followed.busy,
+            busy=observer.busy,
             offline=True,
         )
         rescoring.check_answers(new.suite, parent, sets)
         return new
 
     if not is_daemon(WorkLock(site.paths.lock).holder()):
-        return _evaluated(record, known, coordinator, followed, checked)
+        return _evaluated(record, known, coordinator, observer, checked)
     before: State | None = None
     if Journal.begun(site.paths.evaluation(record.evaluation_id).journal):
         before, _, _ = find_evaluation(known, record.evaluation_id)
     else:
         record = checked(record)
-    coordinator.close()
-    followed.say(f"the daemon of {known.work_dir} scores {record.evaluation_id}")
+    coordinator.evaluations.close()
+    observer.say(f"the daemon of {known.work_dir} scores {record.evaluation_id}")
     notice = inbox.Notice(command="rescore", evaluation_id=record.evaluation_id, record=record)
     sent = send(site.paths, notice, resubmit.submitted(before, 0), typed("daemon", config, work_dir))
     return wait(sent, config=config, work_dir=work_dir, settings=settings)
@@ -203,11 +203,10 @@ def _evaluated(
     record: EvaluationRecord,
     known: Config,
     coordinator: Coordinator,
-    followed: Follow,
+    observer: RunObserver,
     checked: Callable[[EvaluationRecord], EvaluationRecord],
 ) -> Results:
     """Begin an evaluation or go on with it, and wait for its scores. `checked`: a new one's record as the site has it run."""
-    from coordinator.runtime.drive import drive, ending_local_jobs
     from coordinator.trackers.live import Exporter
 
     site = coordinator.performer.site
@@ -216,22 +215,21 @@ def _evaluated(
     if Journal.begun(paths.journal):
         resumed = _resumed(known, paths)
         if not resumed and WorkLock(site.paths.lock).held() and (shown := _shown(known, paths)):
-            coordinator.close()
+            coordinator.evaluations.close()
             return shown
     else:
         if said := "" if record.rescores else changed_since(record, site):
-            followed.say(said)
+            observer.say(said)
         record = checked(record)
     before = _written_at(paths.results)
     with (
-        closing(coordinator),
-        followed.run(coordinator) as watch,
+        closing(coordinator.evaluations),
+        observer.run(coordinator) as watch,
         coordinator.in_charge("evalspan eval"),
-        ending_local_jobs(coordinator),
     ):
         if resumed:  # true only now that the work folder is ours
-            followed.say(resumed)
-        state = drive(coordinator, record, watch)
+            observer.say(resumed)
+        state = coordinator.run_one(record, watch)
     archive_all(site.paths.root, [record.evaluation_id])
     Exporter(known).finish(TRACKER_SECONDS)
     ran = before is None or _written_at(paths.results) != before
@@ -263,7 +261,11 @@ def _resumed(settings: Config, paths: EvaluationPaths) -> str:
 
 
 def _checked(
-    record: EvaluationRecord, settings: Config, coordinator: Coordinator, follow: Follow, prepare: list[str]
+    record: EvaluationRecord,
+    settings: Config,
+    coordinator: Coordinator,
+    observer: RunObserver,
+    prepare: list[str],
 ) -> EvaluationRecord:
     """A new evaluation's record as the site has it run.
 
@@ -273,7 +275,7 @@ def _checked(
     from coordinator.intake.validate import check_cluster, no_answer
     from coordinator.runtime import wiring
 
-    check_suite(record.suite, settings, follow, prepare, record.checkpoint.source, convert=record.convert)
+    check_suite(record.suite, settings, observer, prepare, record.checkpoint.source, convert=record.convert)
     try:
         record = wiring.at_site(record, wiring.hosting(settings, coordinator.cluster), settings)
     except ClusterError as error:
@@ -281,14 +283,14 @@ def _checked(
     if record.rescores:
         return record  # it needs no node with GPUs
     if said := check_cluster(coordinator.cluster, record):
-        follow.say(said)
+        observer.say(said)
     return record
 
 
 def check_suite(
     suite: SuiteSpec,
     settings: Config,
-    aside: Aside,
+    messages: Messages,
     prepare: list[str],
     checkpoint: str | None,
     *,
@@ -302,10 +304,10 @@ def check_suite(
     from coordinator.intake.validate import check_tasks, passed_over, prepare_command
 
     fetch = prepare_command(checkpoint or "CHECKPOINT", prepare, convert=convert)
-    with aside.busy("asking lm-eval for the suite's tasks"):
+    with messages.busy("asking lm-eval for the suite's tasks"):
         files = check_tasks(suite, from_settings.site_of(settings), fetch)
     if said := passed_over(suite):
-        aside.say(said)
+        messages.say(said)
     if settings.cluster.kind == "slurm":
         named = [checkpoint] if checkpoint else []
         check_shared([str(settings.work_dir), *named, *suite.include_path, *files])
@@ -319,7 +321,7 @@ def prepare(
     config: PathLike | None = None,
     work_dir: PathLike | None = None,
     settings: Mapping[str, object] | None = None,
-    aside: Aside | None = None,
+    messages: Messages | None = None,
     **more: Unpack[SuiteSettings],
 ) -> dict[str, dict[str, str]]:
     """Build a suite's request sets here, with data sets from the internet: task of the suite -> {leaf task: folder}.
@@ -331,11 +333,11 @@ def prepare(
     known = work_folder.load(config, work_dir, settings)
     site = from_settings.site_of(known)
     spec = from_settings.settled(known, one_off.suite_of(chosen, known.watch.suite))
-    aside = aside or Caller(progress=False)
+    messages = messages or CallbackObserver(progress=False)
     return request_sets.prepare(
         spec,
-        _folder(tokenizer, known, aside, weights=False),
-        busy=aside.busy,
+        _folder(tokenizer, known, messages, weights=False),
+        busy=messages.busy,
         site=site,
         model=from_settings.model_options(known),
         inputs=from_settings.inputs_for(site, from_settings.lm_eval_version(known, site)),
@@ -355,7 +357,7 @@ def submit(
     config: PathLike | None = None,
     work_dir: PathLike | None = None,
     settings: Mapping[str, object] | None = None,
-    aside: Aside | None = None,
+    messages: Messages | None = None,
     **more: Unpack[SuiteSettings],
 ) -> Submission:
     """Hand a checkpoint to the daemon of the work folder and return at once; `wait` waits for its scores.
@@ -374,8 +376,8 @@ def submit(
     site = from_settings.site_of(known)
     inputs = from_settings.inputs_for(site, from_settings.lm_eval_version(known, site))
     spec = one_off.suite_of(chosen, known.watch.suite)
-    aside = aside or Caller(progress=False)
-    folder = _folder(checkpoint, known, aside)
+    messages = messages or CallbackObserver(progress=False)
+    folder = _folder(checkpoint, known, messages)
     record = as_of_now(
         from_settings.record_of(known, folder, spec, inputs, priority=priority, step=step), site
     )
@@ -385,7 +387,7 @@ def submit(
         places.keep(paths, before.record.checkpoint.announced, record.checkpoint.announced)
     else:
         fetch = prepare_options(chosen, known, config, work_dir)
-        check_suite(record.suite, known, aside, fetch, record.checkpoint.source, convert=record.convert)
+        check_suite(record.suite, known, messages, fetch, record.checkpoint.source, convert=record.convert)
     answer = resubmit.submitted(before, priority)
     if before is None:
         answer = replace(answer, said=changed_since(record, site))
@@ -524,10 +526,10 @@ def prepare_options(
     return words + options_of(config, work_dir)
 
 
-def _folder(checkpoint: PathLike, settings: Config, aside: Aside, *, weights: bool = True) -> str:
+def _folder(checkpoint: PathLike, settings: Config, messages: Messages, *, weights: bool = True) -> str:
     """The checkpoint's folder; a snapshot of the Hub where it is an id of it, perhaps without its weights."""
     allow_bin = settings.checkpoint.allow_bin
-    return hub.local_folder(str(checkpoint), aside.say, allow_bin=allow_bin, weights=weights)
+    return hub.local_folder(str(checkpoint), messages.say, allow_bin=allow_bin, weights=weights)
 
 
 def _written_at(file: Path) -> int | None:

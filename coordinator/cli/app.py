@@ -241,7 +241,7 @@ def say(text: str, style: str = "", *, err: bool = False) -> None:
     Console(stderr=err).print(text, style=style, soft_wrap=True, highlight=False, markup=False)
 
 
-class AtTerminal:
+class TerminalMessages:
     """Takes what `coordinator.api` says beside its results: to standard error, steps that take seconds as a spinner or a line."""
 
     def busy(self, what: str) -> AbstractContextManager[object]:

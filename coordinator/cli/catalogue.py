@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinator.cli.app import (
-    AtTerminal,
     Printed,
+    TerminalMessages,
     argument,
     command,
     flag,
@@ -115,7 +115,7 @@ class ListKnown(Printed):
 def _own_tasks(site: Site, version: str) -> dict[str, Described]:
     from coordinator.intake.catalogue import own_tasks
 
-    with AtTerminal().busy(f"reading the task files of lm-eval {version}"):
+    with TerminalMessages().busy(f"reading the task files of lm-eval {version}"):
         return own_tasks(site, version)
 
 
@@ -230,7 +230,7 @@ class Validate(Chosen):
                 spec = inspect(folder, weights=False)
         prepare = api.prepare_options(self.chosen, settings, self.config, self.work_dir)
         source = spec.source if spec else None
-        api.check_suite(loaded, settings, AtTerminal(), prepare, source, convert=convert)
+        api.check_suite(loaded, settings, TerminalMessages(), prepare, source, convert=convert)
         held = catalogue.holdings(loaded, _own_tasks(site, version()))
         built: dict[str, dict[str, str]] = {}
         if spec is not None and convert is None:  # a raw checkpoint has no tokenizer yet

@@ -94,19 +94,22 @@ def _run(config: Config, asked: Notice, kept: str) -> None:
     name, coordinator = asked.evaluation_id, coordinator_of(config)
     with coordinator.in_charge(f"evalspan {asked.command}"), Watcher(Console(stderr=True)) as watcher:
         try:
-            coordinator.revive(name)
+            coordinator.evaluations.revive(name)
         except KeyError as error:
             raise OperatorError(str(error.args[0])) from error
         if kept:
             say_aside(kept)
         if asked.command == "cancel":
-            coordinator.cancel(name, asked.reason)
+            coordinator.evaluations.cancel(name, asked.reason)
         else:
-            coordinator.retry(name)
+            coordinator.evaluations.retry(name)
         ended = coordinator.until_ended(
-            name, lambda: watcher.show([*map(Shown, coordinator.summaries())], coordinator.trouble)
+            name,
+            lambda: watcher.show(
+                [*map(Shown, coordinator.evaluations.summaries())], coordinator.evaluations.trouble
+            ),
         )
-    coordinator.close()
+    coordinator.evaluations.close()
     archive_all(config.work_dir, [name])
     if asked.command == "cancel":
         say(f"{name} is cancelled")

@@ -12,8 +12,8 @@ from coordinator.cli.app import (
     EVALUATION,
     REQUIRED,
     VERBOSE,
-    AtTerminal,
     Printed,
+    TerminalMessages,
     argument,
     command,
     flag,
@@ -101,7 +101,7 @@ class Evaluate(Chosen):
             config=self.config,
             work_dir=self.work_dir,
             settings={"cluster.kind": self.cluster, **site, **trial},
-            follow=Screen(Console(stderr=self.as_json)),
+            observer=Screen(Console(stderr=self.as_json)),
         )
 
     def _check_fast(self, documents: int) -> None:
@@ -187,7 +187,7 @@ class Rescore(Printed):
             tokenizer=self.tokenizer,
             config=self.config,
             work_dir=self.work_dir,
-            follow=Screen(Console(stderr=self.as_json)),
+            observer=Screen(Console(stderr=self.as_json)),
         )
         _show(self, found, verbose=False)
 
@@ -207,7 +207,11 @@ class Prepare(Chosen):
         from coordinator import api
 
         built = api.prepare(
-            self.checkpoint, self.chosen, config=self.config, work_dir=self.work_dir, aside=AtTerminal()
+            self.checkpoint,
+            self.chosen,
+            config=self.config,
+            work_dir=self.work_dir,
+            messages=TerminalMessages(),
         )
         if self.as_json:
             show_json(built)

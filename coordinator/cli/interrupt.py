@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 
 from coordinator.base.signals import Signals, cancelled_by_slurm
-from coordinator.cli.app import AtTerminal
+from coordinator.cli.app import TerminalMessages
 from coordinator.cli.screen.live_screen import Watcher
 from coordinator.cli.screen.standing import Shown
 from coordinator.errors import ExitCode
@@ -72,7 +72,7 @@ class Interrupt:
         return cancel
 
 
-class Screen(AtTerminal):
+class Screen(TerminalMessages):
     """Follows a run of `coordinator.api.evaluate` on a console; the person may cancel it."""
 
     def __init__(self, console: Console) -> None:
@@ -89,7 +89,9 @@ class Screen(AtTerminal):
                 if interrupt.cancelled and not said:  # the journal has it
                     said = True
                     self._console.print("cancelling: its jobs are ended, node memory is cleared")
-                interrupt.show([*map(Shown, coordinator.summaries())], coordinator.trouble)
+                interrupt.show(
+                    [*map(Shown, coordinator.evaluations.summaries())], coordinator.evaluations.trouble
+                )
                 return interrupt.wanted()
 
             yield watch

@@ -13,8 +13,8 @@ from coordinator.cli.app import (
     EVALUATION,
     HTML,
     VERBOSE,
-    AtTerminal,
     Printed,
+    TerminalMessages,
     Where,
     argument,
     command,
@@ -71,7 +71,7 @@ class _Scores(Where):
         from coordinator.report.sampling import series_of
 
         shown = self.series is not None and sys.stderr.isatty()
-        with AtTerminal().busy("reading and comparing the checkpoints") if shown else nullcontext():
+        with TerminalMessages().busy("reading and comparing the checkpoints") if shown else nullcontext():
             points = self.found(settings, dense)
             each = trainings.by_training(points) if self.series else {}
             made = (

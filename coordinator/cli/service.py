@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from coordinator.cli import lm_eval_flags
 from coordinator.cli.app import (
     EVALUATION,
-    AtTerminal,
     Printed,
+    TerminalMessages,
     Where,
     argument,
     command,
@@ -102,21 +102,21 @@ class Daemon(Where):
             beside = stack.enter_context(closing(Beside(settings, coordinator)))
             quiet_since = time.monotonic()
             guard = LoopGuard(log)
-            coordinator.resume_all()
+            coordinator.evaluations.resume_all()
 
             def tick() -> None:
                 nonlocal quiet_since
                 service.tick()
-                found = coordinator.summaries()
+                found = coordinator.evaluations.summaries()
                 running = [Shown(summary) for summary in found if summary.ended_at is None]
                 gone = [summary for summary in found if summary.ended_at is not None]
                 for ended in gone:
-                    _log_end(coordinator.running[ended.evaluation_id].state)
+                    _log_end(coordinator.evaluations.running[ended.evaluation_id].state)
                 beside.tick(service.pending_count, gone)
-                if coordinator.busy or service.waiting or beside.busy:
+                if coordinator.evaluations.busy or service.waiting or beside.busy:
                     quiet_since = time.monotonic()
-                guard("the screen", watcher.show, running, coordinator.trouble)
-                coordinator.forget_ended()
+                guard("the screen", watcher.show, running, coordinator.evaluations.trouble)
+                coordinator.evaluations.forget_ended()
                 beside.keep_house()
 
             def over() -> bool:
@@ -190,7 +190,7 @@ class Submit(Chosen):
             config=self.config,
             work_dir=self.work_dir,
             settings=trial,
-            aside=AtTerminal(),
+            messages=TerminalMessages(),
         )
         if self.as_json:
             show_json(sent.model_dump(include={"evaluation_id", "daemon", "what", "note", "waits"}))

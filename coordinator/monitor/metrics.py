@@ -121,11 +121,11 @@ class Metrics:
         if time.monotonic() - self._noted_at < NOTE_SECONDS:
             return
         self._noted_at = time.monotonic()
-        open_ones = [s for s in coordinator.summaries() if s.ended_at is None]
-        self._show(open_ones, {"parked": len(coordinator.parked), "pending": pending}, now)
+        open_ones = [s for s in coordinator.evaluations.summaries() if s.ended_at is None]
+        self._show(open_ones, {"parked": len(coordinator.evaluations.parked), "pending": pending}, now)
         late = coordinator.calls.late()
         self._gauges["cluster_call_late_seconds"].set(0.0 if late is None else late[1])
-        self._gauges["trouble"].set(bool(coordinator.trouble))
+        self._gauges["trouble"].set(bool(coordinator.evaluations.trouble))
         for call, count in coordinator.calls.take_counts().items():
             self._counters["cluster_calls"].labels(call).inc(count)
 

@@ -82,7 +82,7 @@ class Monitor:
             self._write(self._owed)
 
     def _tell_ends(self, coordinator: Coordinator, ended: Sequence[Summary]) -> None:
-        open_ones = coordinator.running.keys() | coordinator.parked.keys()
+        open_ones = coordinator.evaluations.running.keys() | coordinator.evaluations.parked.keys()
         ends = {end.evaluation_id: partial(news, self._settings, end) for end in ended}
         if self._owed is None:
             self._owed = self._written = set(_read(self._work.news))
@@ -101,7 +101,7 @@ class Monitor:
             self._written = owed
 
     def _tell_parked(self, coordinator: Coordinator, now: float) -> None:
-        parked = coordinator.parked
+        parked = coordinator.evaluations.parked
         self._parked = {name: self._parked.get(name, now) for name in parked}
         for name, since in self._parked.items():
             record = parked[name].record

@@ -44,17 +44,17 @@ class NodeChecker:
         self._work = WorkPaths(config.work_dir)
         # File WORK_DIR/cache/node-check.log: output of checks of nodes before their use | the coordinator | may be removed
         self._process = Aside(__name__, self._work.cache / "node-check.log")
-        coordinator.checks_nodes = config.nodes.check and config.cluster.kind == "slurm"
+        coordinator.offers.checks_nodes = config.nodes.check and config.cluster.kind == "slurm"
 
     def tick(self, now: float) -> None:
         """Start what is due, where nothing runs. `now`: unix seconds. OSError where it cannot be started yet."""
         if (code := self._process.ended()) is not None:
-            self._coordinator.to_check = frozenset()  # of a look at `nodes.json` before it was written
+            self._coordinator.offers.to_check = frozenset()  # of a look at `nodes.json` before it was written
             if code:
                 log.warning("the check of %s has failed: see %s", ", ".join(self._nodes), self._process.log)
                 keep([CheckedNode(node=n, verdict="not checked") for n in self._nodes], self._work.nodes, now)
-        if not self._process.running and self._coordinator.to_check:
-            self._nodes = tuple(sorted(self._coordinator.to_check))
+        if not self._process.running and self._coordinator.offers.to_check:
+            self._nodes = tuple(sorted(self._coordinator.offers.to_check))
             self._process.begin(Asked(config=self._config, nodes=self._nodes).model_dump_json().encode())
 
     def stop(self) -> None:

@@ -1,6 +1,6 @@
 """The evaluations of one work folder: accepts, resumes, parks and forgets them, and passes events to them.
 
-Rule: `_guarded` is the one boundary between evaluations: an error in an evaluation's turn parks that evaluation alone. Its
+Rule: `guarded` is the one boundary between evaluations: an error in an evaluation's turn parks that evaluation alone. Its
 jobs go on, its summary says why, and it is read back from its journal after PARKED_SECONDS, for as long as it takes where
 disk or site refuse. A defect (a damaged journal, an error of our code) is tried MOST_TRIES times; then it is given up: its
 jobs are cancelled, until `evalspan retry` or a new coordinator. One whose folder was removed is forgotten. The journal of
@@ -96,8 +96,8 @@ class Evaluations:
         self._seen_at: dict[str, float] = {}  # trouble -> when it was seen last, in monotonic seconds
         self.parked: dict[str, ParkedEvaluation] = {}  # by id
         self._defects: Counter[str] = Counter()  # evaluation id -> its defects so far
-        self._lock = WorkLock(performer.site.paths.lock)
-        performer.fence = self._lock.check
+        self.lock = WorkLock(performer.site.paths.lock)
+        performer.fence = self.lock.check
 
     @property
     def busy(self) -> bool:
@@ -115,7 +115,7 @@ class Evaluations:
         parked = self.parked.get(evaluation_id)
         return None if parked is None or parked.until is not None or parked.ending else parked.error
 
-    def _troubled(self, what: str, error: Exception, then: str = "", *, fault: bool = False) -> None:
+    def show_trouble(self, what: str, error: Exception, then: str = "", *, fault: bool = False) -> None:
         """Show a trouble and what happens then; log it unless it was seen within the last QUIET_SECONDS.
 
         A full disk is one trouble, whatever met it. `fault`: with the traceback of a bug.
@@ -174,16 +174,16 @@ class Evaluations:
         for journal in sorted(Path(self.performer.site.work_dir).glob("*/journal.jsonl")):
             paths = EvaluationPaths(journal.parent)
             if (found := ended(paths)) is None:
-                self._resume(journal.parent)
+                self.resume(journal.parent)
                 continue
             if found.written_at >= began:  # made of the files of another journal format
                 write_summary(paths, found)
             if found.converted_digest is not None:
                 converted.add(found.converted_digest)
         for digest in converted:
-            self._clear_converted(digest)
+            self.clear_converted(digest)
 
-    def _resume(self, root: Path) -> None:
+    def resume(self, root: Path) -> None:
         """Go on from the journal of an earlier coordinator or of this one; an error parks the evaluation."""
         parked = self.parked.get(root.name)
         with isolated(partial(self._park, root)):
@@ -202,11 +202,11 @@ class Evaluations:
             self.parked.pop(root.name, None)
             if running.state.ended_at is not None and parked is None:  # no command waits for its end
                 running.journal.close()
-                self._clear_converted(running.state.converted_digest)
+                self.clear_converted(running.state.converted_digest)
                 return
             self.running[root.name] = running
             if before is not None and before.parked is not None and before.parked.cancelled:
-                self._tell(root.name, CancelAsked(at=clock.now(), reason=before.parked.cancelled))
+                self.tell(root.name, CancelAsked(at=clock.now(), reason=before.parked.cancelled))
 
     def _unpark(self, evaluation_id: str) -> None:
         """It is no longer parked, and its defects so far do not count."""
@@ -219,9 +219,9 @@ class Evaluations:
         """End an evaluation. OSError where that cannot be journalled now: ask again later. KeyError where there is none."""
         parked = self.parked.get(evaluation_id)
         if parked is not None and parked.defect:
-            self._resume(parked.root)
+            self.resume(parked.root)
             parked = self.parked.get(evaluation_id)
-        if parked is not None and (parked.defect or parked.removed):  # `_end_jobs` cancels its jobs
+        if parked is not None and (parked.defect or parked.removed):  # `end_jobs` cancels its jobs
             self._give_up(parked, reason)
             return
         self._ask(evaluation_id, CancelAsked(at=clock.now(), reason=reason))
@@ -249,7 +249,7 @@ class Evaluations:
         """
         if evaluation_id not in self.parked and evaluation_id not in self.running:
             raise KeyError(evaluation_id)
-        self._tell(evaluation_id, event)
+        self.tell(evaluation_id, event)
         if evaluation_id not in self.running:
             raise OSError(errno.EAGAIN, f"{evaluation_id} is parked: it is asked again later")
 
@@ -263,7 +263,7 @@ class Evaluations:
         if (parked := self.parked.get(evaluation_id)) is not None:
             if parked.defect or parked.removed:
                 self._unpark(evaluation_id)
-                self._resume(root)
+                self.resume(root)
             return
         there = (root / "journal.jsonl").exists()
         running = Running.resume(root, self.performer, self.grace) if there else None
@@ -276,15 +276,15 @@ class Evaluations:
         now = clock.now()
         found: list[Summary] = []
         for name in tuple(self.running):
-            self._guarded(name, lambda r: found.append(r.summary(now)))
+            self.guarded(name, lambda r: found.append(r.summary(now)))
         return found
 
     def write_summaries(self) -> None:
         """As this process leaves the evaluations."""
         for name in tuple(self.running):
-            self._guarded(name, Running.write_summary)
+            self.guarded(name, Running.write_summary)
 
-    def _states(self) -> list[State]:
+    def states(self) -> list[State]:
         return [running.state for running in self.running.values()]
 
     # --- the end -------------------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ class Evaluations:
         """Free the memory and files of evaluations that have ended: a daemon lives for months."""
         for evaluation_id, running in list(self.running.items()):
             if running.state.ended_at is not None:
-                self._guarded(evaluation_id, Running.write_summary)  # else a reader replays its journal
+                self.guarded(evaluation_id, Running.write_summary)  # else a reader replays its journal
                 running.journal.close()
                 self.running.pop(evaluation_id, None)
                 # once more: what its last trials wrote after the results would stay in Redis for good
@@ -311,9 +311,9 @@ class Evaluations:
             if parked.removed and not parked.ending:
                 self._unpark(evaluation_id)
 
-    def _clear_converted(self, digest: str | None) -> None:
+    def clear_converted(self, digest: str | None) -> None:
         """Remove the converted checkpoint of an ended evaluation, unless another evaluation of it runs or may return."""
-        needed = any(s.converted_digest == digest for s in self._states() if s.ended_at is None)
+        needed = any(s.converted_digest == digest for s in self.states() if s.ended_at is None)
         if digest is None or needed or any(p.until or p.ending for p in self.parked.values()):
             return
         folder = self.performer.site.paths.converted
@@ -323,7 +323,7 @@ class Evaluations:
 
     # --- the boundary --------------------------------------------------------------------------------------------
 
-    def _guarded(self, evaluation_id: str, what: Callable[[Running], object]) -> None:
+    def guarded(self, evaluation_id: str, what: Callable[[Running], object]) -> None:
         """Call `what` with an evaluation that runs. After an error its state may be half-changed, so it is dropped, and the
         evaluation is parked until it is read back from its journal. Where the cluster is away, it goes on.
         """
@@ -334,15 +334,15 @@ class Evaluations:
 
     def _failed(self, running: Running, error: Exception) -> None:
         if isinstance(error, ClusterError):
-            self._troubled(str(error), error)
+            self.show_trouble(str(error), error)
             return
         running.journal.close()
         del self.running[running.state.evaluation_id]
         self._park(running.paths.root, error, ran=True)
 
-    def _tell(self, evaluation_id: str, event: AnyEvent) -> None:
+    def tell(self, evaluation_id: str, event: AnyEvent) -> None:
         """Pass one event on. A parked evaluation does not get it: its cause is seen again at a later look."""
-        self._guarded(evaluation_id, lambda r: r.take([event]))
+        self.guarded(evaluation_id, lambda r: r.take([event]))
 
     def _park(self, root: Path, error: Exception, *, ran: bool = False) -> None:
         """Park an evaluation after `error`, or give it up."""
@@ -369,10 +369,10 @@ class Evaluations:
             then = f"given up, and its jobs end: `evalspan retry {name}` once it is mended"
         elif not other:  # nothing is written beside such a journal
             parked.write()
-        self._troubled(f"{name}: {parked.error}; {then}", error, fault=True)
+        self.show_trouble(f"{name}: {parked.error}; {then}", error, fault=True)
 
     def _give_up(self, parked: ParkedEvaluation, cancelled: str = "") -> None:
-        """Try it no more by itself: `_end_jobs` cancels its jobs. `cancelled`: why a person ended it, or ""."""
+        """Try it no more by itself: `end_jobs` cancels its jobs. `cancelled`: why a person ended it, or ""."""
         parked.until, parked.clean = None, 0
         if not parked.removed:
             parked.write(cancelled)
@@ -380,16 +380,16 @@ class Evaluations:
     def _is_removed(self, root: Path) -> bool:
         """Was its folder removed, while the storage of the work folder answers?"""
         try:
-            return not Journal.begun(EvaluationPaths(root).journal) and self._lock.there
+            return not Journal.begun(EvaluationPaths(root).journal) and self.lock.there
         except OSError:
             return False
 
-    def _return_parked(self, now: float) -> None:
+    def return_parked(self, now: float) -> None:
         for parked in list(self.parked.values()):
             if parked.until is not None and now >= parked.until:
-                self._resume(parked.root)
+                self.resume(parked.root)
 
-    def _end_jobs(self, listing: Sequence[JobState]) -> None:
+    def end_jobs(self, listing: Sequence[JobState]) -> None:
         """Cancel all jobs of evaluations that were given up or removed."""
         for evaluation_id, parked in list(self.parked.items()):
             if not parked.ending:

@@ -191,18 +191,18 @@ class Service:
         try:
             rules = self._rules()  # first: while the site is away, this is as far as each look comes
             begun = Journal.begun(self.paths.evaluation(record.evaluation_id).journal)
-            if not begun and (why := gpu_need(record).refusal(self.coordinator.nodes or rules.listed)):
+            if not begun and (why := gpu_need(record).refusal(self.coordinator.offers.nodes or rules.listed)):
                 self._refuse(each, why, clock.now())
                 return
             if not begun and (said := changed_since(record, self.coordinator.performer.site)):
                 log.info("%s", said)
             gather_values(each.files, self.paths.evaluation(record.evaluation_id))
-            self.coordinator.accept_or_wait(wiring.at_site(record, rules, self.config))
-            running = self.coordinator.running.get(record.evaluation_id)
+            self.coordinator.evaluations.accept_or_wait(wiring.at_site(record, rules, self.config))
+            running = self.coordinator.evaluations.running.get(record.evaluation_id)
             if running is not None and running.state.ended_at is not None:
                 log.info("%s: %s", record.evaluation_id, nothing_run(running.state))
             if running is not None and record.priority > running.state.record.priority:  # never lowered
-                self.coordinator.prioritize(record.evaluation_id, record.priority)
+                self.coordinator.evaluations.prioritize(record.evaluation_id, record.priority)
         except (OSError, ClusterError, EvalspanError) as error:
             each.wait(str(error))
             return
@@ -248,11 +248,11 @@ class Service:
             return
         self._series |= {
             i: _seen(r.state.record, _phase(r.state))
-            for i, r in self.coordinator.running.items()
+            for i, r in self.coordinator.evaluations.running.items()
             if not r.state.record.rescores
         }
         keep_every = None if policy == "latest" else policy.keep_every
-        there = {record.evaluation_id for record in self.coordinator.records()}
+        there = {record.evaluation_id for record in self.coordinator.evaluations.records()}
         for evaluation_id in self._series.keys() - there:  # it has ended, was given up, or was removed
             over = self._series.pop(evaluation_id)
             if keep_every is not None:
@@ -260,11 +260,11 @@ class Service:
         for evaluation_id, why in stale(self._series.values(), keep_every, self._past.orders).items():
             # a full disk, or a parked evaluation: cancelled at a later look
             with contextlib.suppress(OSError, KeyError):
-                self.coordinator.cancel(evaluation_id, why)
+                self.coordinator.evaluations.cancel(evaluation_id, why)
 
     def _pins(self) -> None:
         """Keep a marker file in each checkpoint that is still needed; training asks for it by `hook.pinned`."""
-        wanted = {str(_pin(record)) for record in self.coordinator.records()}
+        wanted = {str(_pin(record)) for record in self.coordinator.evaluations.records()}
         for pin in wanted - self._pinned:
             with contextlib.suppress(OSError):  # a read-only checkpoint cannot be pinned
                 _leave_pin(Path(pin))

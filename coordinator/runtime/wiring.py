@@ -32,7 +32,8 @@ from coordinator.runtime.causes import accept_rules
 from coordinator.runtime.cluster_calls import ClusterCalls
 from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
-from coordinator.runtime.loop import Coordinator, Keeper, Pace
+from coordinator.runtime.loop import Coordinator, Keeper
+from coordinator.runtime.node_offers import Pace
 from coordinator.services.redis_server import RedisServer, SiteRedis, local_address_towards
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.queue.redis_client import RedisAddress

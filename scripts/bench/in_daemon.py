@@ -54,7 +54,7 @@ class Costs:
     def turn(self, service: Service) -> None:
         self.turns.append(service.coordinator.turn_seconds)  # of the turn before
         self.tick(service)
-        if service.coordinator.busy:
+        if service.coordinator.evaluations.busy:
             self.busy = (time.monotonic() - self.began[0], time.process_time() - self.began[1])
 
     def account(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class Announcer:
     def turn(self, service: Service) -> None:
         self.tick(service)
         coordinator, now = service.coordinator, clock.now()
-        busy = bool(coordinator.busy or coordinator.running or service.waiting)
+        busy = bool(coordinator.evaluations.busy or coordinator.evaluations.running or service.waiting)
         busy = busy or any(service.paths.inbox.glob("*.json"))
         self.idle_since = None if busy else self.idle_since or now
         if self.idle_since is None or now - self.idle_since <= SETTLE_SECONDS:

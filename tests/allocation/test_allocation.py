@@ -420,11 +420,11 @@ class Staging:
 
     def start(self):
         self.coordinator = coordinator_on(self.work, self.cluster)
-        self.running = self.coordinator.accept(record())
+        self.running = self.coordinator.evaluations.accept(record())
         self.coordinator.tick()
 
     def cordon(self, seconds):
-        self.coordinator.cordon(("n1",), self.now + seconds)
+        self.coordinator.offers.cordon(("n1",), self.now + seconds)
         self.coordinator.tick()
 
     def later(self, seconds):
@@ -466,12 +466,12 @@ def test_a_resting_or_retried_node_is_given_back_too(staging):
     node.status, node.back_off_until = "back-off", staging.now + 5
     staging.cordon(600)
     assert (staging.later(10), staging.jobs()) == ("withdrawn", [])
-    staging.coordinator.cancel(record().evaluation_id, "asked")
+    staging.coordinator.evaluations.cancel(record().evaluation_id, "asked")
     for job in staging.cluster.jobs():
         staging.cluster.end(job.job_id)
     staging.later(0)
     assert staging.running.state.ended_at is not None
-    staging.coordinator.retry(record().evaluation_id)
+    staging.coordinator.evaluations.retry(record().evaluation_id)
     assert staging.later(0) == "withdrawn"
     assert staging.later(600) == "staging"
 
@@ -479,15 +479,19 @@ def test_a_resting_or_retried_node_is_given_back_too(staging):
 def test_a_node_is_offered_once_it_was_checked(staging):
     """Where the daemon checks nodes: each day anew; one in use is not disturbed."""
     coordinator, place = staging.coordinator, staging.coordinator.performer.site.paths.nodes
-    coordinator.checks_nodes = True
-    assert (staging.later(3 * 86400), coordinator.to_check) == ("staging", frozenset())
+    coordinator.offers.checks_nodes = True
+    assert (staging.later(3 * 86400), coordinator.offers.to_check) == ("staging", frozenset())
     staging.cordon(60)
-    assert (staging.later(61), staging.later(11), coordinator.to_check) == ("withdrawn", "withdrawn", {"n1"})
+    assert (staging.later(61), staging.later(11), coordinator.offers.to_check) == (
+        "withdrawn",
+        "withdrawn",
+        {"n1"},
+    )
     cordons.check_again(place, {"n1": staging.now + 86400}, staging.now)
-    assert (staging.later(11), coordinator.to_check) == ("staging", frozenset())
+    assert (staging.later(11), coordinator.offers.to_check) == ("staging", frozenset())
     staging.cordon(0)
     staging.cordon(60)
-    assert (staging.later(86400), coordinator.to_check) == ("withdrawn", {"n1"})
+    assert (staging.later(86400), coordinator.offers.to_check) == ("withdrawn", {"n1"})
 
 
 def test_a_nodes_failure_is_known_to_later_evaluations(staging):

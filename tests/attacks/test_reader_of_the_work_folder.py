@@ -25,7 +25,7 @@ def test_another_user_sees_nothing_of_a_new_work_folder_and_of_its_files(shared)
         open_folder(work, None)
         ears = daemon(work, Config(work_dir=work))
         with ears.coordinator.in_charge():
-            ears.coordinator.accept(another(record(), 1))
+            ears.coordinator.evaluations.accept(another(record(), 1))
             ears.coordinator.tick()
             ears.tick()
 

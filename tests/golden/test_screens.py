@@ -29,7 +29,7 @@ from coordinator.report.measurements import UNMEASURED, EntryLine, Report
 from coordinator.report.render import score_table, show
 from coordinator.report.series_screen import show_series
 from coordinator.report.verdicts import add_verdicts
-from coordinator.runtime import drive
+from coordinator.runtime import observers
 from coordinator.runtime.summary import Halt, Lane, Node, Summary, Task, Timed
 
 NOW = 1_700_000_000.0
@@ -368,14 +368,14 @@ def test_a_long_stage_gives_a_sign_of_life(monkeypatch):
     """
     out, now, seen = io.StringIO(), [NOW], []
     monkeypatch.setattr(live_screen.time, "time", lambda: now[0])
-    monkeypatch.setattr(drive.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(observers.time, "monotonic", lambda: now[0])
     with Watcher(Console(file=out, width=200, color_system=None)) as watcher:
         for seconds in (0.0, ALIVE_SECONDS - 1, ALIVE_SECONDS, ALIVE_SECONDS + 1):
             now[0] = NOW + seconds
             watcher.show([Shown(running())], "")
     assert out.getvalue().count("inference, 5/12 shards, 1/2 scored") == 2
-    caller = drive.Caller(seen.append)
-    for now[0] in (NOW, NOW - 1 + drive.ALIVE_SECONDS, NOW + drive.ALIVE_SECONDS):
+    caller = observers.CallbackObserver(seen.append)
+    for now[0] in (NOW, NOW - 1 + observers.ALIVE_SECONDS, NOW + observers.ALIVE_SECONDS):
         caller._show(running(), "")
     caller._show(running(), "Redis is away")
     assert [progress.trouble for progress in seen] == ["", "", "Redis is away"]

@@ -130,7 +130,7 @@ def became(ears, path, notice):
         why = json.loads(reason.read_text())["why"]
         assert why.isprintable()
         return f"refused: {why}"
-    for running in ears.coordinator.running.values():
+    for running in ears.coordinator.evaluations.running.values():
         if os.path.realpath(running.state.record.checkpoint.source) == os.path.realpath(
             str(notice.get("checkpoint"))
         ):
@@ -200,7 +200,7 @@ def test_each_file_is_taken_waits_is_refused_or_left_as_its_row_says(tmp_path, s
     assert (tmp_path / "stranger" / "journal.jsonl").read_bytes() == before
     assert [entry.name for entry in (tmp_path / "stranger").iterdir()] == ["journal.jsonl"]
     assert "n1" in cordons.read(ears.paths.nodes, time.time())
-    assert record().evaluation_id not in ears.coordinator.running
+    assert record().evaluation_id not in ears.coordinator.evaluations.running
     json.loads(ears.paths.nodes.read_text(), parse_constant=pytest.fail)
     lines = [entry.getMessage() for entry in caplog.records]
     refused = [name for name, what in found.items() if what.startswith("refused")]
@@ -282,7 +282,7 @@ def test_many_notices_hide_none(tmp_path, ears, monkeypatch):
         announce(ears, tmp_path / "good", priority=number % 7)
     for _ in range(16):
         ears.tick()
-    (running,) = ears.coordinator.running.values()
+    (running,) = ears.coordinator.evaluations.running.values()
     assert (running.state.record.checkpoint.source, running.state.record.priority) == (
         str(tmp_path / "good"),
         6,
@@ -318,7 +318,7 @@ def test_commands_that_cannot_be_obeyed_yet_hide_no_other(ears, monkeypatch):
         asked.append(evaluation_id)
         raise OSError(errno.ESTALE, "Stale file handle")
 
-    monkeypatch.setattr(ears.coordinator, "cancel", away)
+    monkeypatch.setattr(ears.coordinator.evaluations, "cancel", away)
     for _ in range(2):
         ears.tick()
     assert asked == ["e0", "e1", "e2"] * 2

@@ -94,15 +94,15 @@ def test_without_lm_eval_notices_wait_and_are_taken_once_it_is_there(tmp_path, i
     and costs none that has."""
     work = tmp_path / "work"
     before = daemon(work)
-    before.coordinator.accept(another(record(), 1))
+    before.coordinator.evaluations.accept(another(record(), 1))
     before.coordinator.performer.lm_eval_version = LmEvalVersion((str(interpreter),), {})
     with pytest.raises(OperatorError, match="no lm_eval"):
-        before.coordinator.accept(another(record(), 2))
+        before.coordinator.evaluations.accept(another(record(), 2))
     ears = daemon(work)
     ears.coordinator.performer.lm_eval_version = LmEvalVersion((str(interpreter),), {}, rest=0.0)
-    ears.coordinator.resume_all()
-    assert list(ears.coordinator.running) == ["e1-suite-00000001"]
-    assert ears.coordinator.busy
+    ears.coordinator.evaluations.resume_all()
+    assert list(ears.coordinator.evaluations.running) == ["e1-suite-00000001"]
+    assert ears.coordinator.evaluations.busy
     announce(ears, small(tmp_path / "new"))
     ears.tick()
     assert notices(ears) == 1

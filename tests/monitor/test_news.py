@@ -204,7 +204,7 @@ def _monitor(work, *command):
 
 def _coordinator(*worlds):
     running = {w.state.evaluation_id: w for w in worlds}
-    return SimpleNamespace(running=running, parked={}, turn_seconds=0.0)
+    return SimpleNamespace(evaluations=SimpleNamespace(running=running, parked={}), turn_seconds=0.0)
 
 
 def test_an_end_is_told_where_its_gate_cannot_be_made(tmp_path, caplog):
@@ -309,7 +309,8 @@ def _loop(world):
         late=lambda: ("the listing of jobs", 7.0), take_counts=lambda: Counter({"a submission": 3})
     )
     summaries = [summary_of(world.state, world.now)]
-    return SimpleNamespace(summaries=lambda: summaries, parked={"a": 1, "b": 2}, calls=calls, trouble="")
+    evaluations = SimpleNamespace(summaries=lambda: summaries, parked={"a": 1, "b": 2}, trouble="")
+    return SimpleNamespace(evaluations=evaluations, calls=calls)
 
 
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -198,7 +198,7 @@ def test_tasks_are_submitted_as_a_suite_file_below_the_work_folder(tmp_path):
     assert (named.suite, named.what) == (SUITE, "new")
     ears = daemon(tmp_path / "work", Config())
     ears.tick()
-    assert set(ears.coordinator.running) == {sent.evaluation_id, named.evaluation_id}
+    assert set(ears.coordinator.evaluations.running) == {sent.evaluation_id, named.evaluation_id}
     assert evalspan.submit(place, tasks=["quickstart_mmlu", "quickstart_gsm8k"], limit=4).what == "known"
     refused = typed("submit", place, "--suite", SUITE, "--model_args", "dtype=float32", code=1)
     assert "cannot change trial.model_args.dtype" in str(refused.exception)
@@ -258,7 +258,7 @@ def test_wait_names_the_evaluation_that_the_daemon_made_in_place_of_the_submitte
     waits(sent)
     waits(sent.evaluation_id)
     ears.tick()
-    (made,) = ears.coordinator.running
+    (made,) = ears.coordinator.evaluations.running
     assert made != sent.evaluation_id
     with pytest.raises(OperatorError, match=f"did not begin {sent.evaluation_id}: .*evaluation is {made}$"):
         evalspan.wait(sent, timeout=0)
@@ -275,9 +275,9 @@ def test_wait_ends_with_an_evaluation_that_was_given_up_before(tmp_path, waits):
     whole = journal.read_bytes()
     journal.write_bytes(whole + b"nothing\n")
     ears = daemon(tmp_path / "work", Config())
-    ears.coordinator.resume_all()
+    ears.coordinator.evaluations.resume_all()
     for _ in range(1, MOST_TRIES):
-        ears.coordinator.parked[name].until = 0.0
+        ears.coordinator.evaluations.parked[name].until = 0.0
         ears.coordinator.tick()
     journal.write_bytes(whole)
     known = evalspan.submit(place, SUITE)

@@ -104,12 +104,12 @@ def test_the_loop_goes_on_while_a_call_has_no_answer(tmp_path, method, monkeypat
     """
     monkeypatch.setattr(cluster_calls, "SAID_SECONDS", 0.0)
     coordinator, cluster = on(tmp_path, 2, 2, 2, closed=[method])
-    running = coordinator.accept(record())
+    running = coordinator.evaluations.accept(record())
     at_once = 2 if method == "submit" else 1
     until(coordinator, lambda: cluster.asked.get(method, 0) == at_once)
     ticks(coordinator, 20)
     assert cluster.asked[method] == at_once
-    assert "the cluster has not answered" in coordinator.trouble
+    assert "the cluster has not answered" in coordinator.evaluations.trouble
     cluster.gates[method].set()
     until(coordinator, lambda: len(cluster.names("stage")) == 3)
     until(coordinator, lambda: all(i.phase == "submitted" for i in running.state.jobs.by_name.values()))
@@ -121,7 +121,7 @@ def test_the_loop_goes_on_while_a_call_has_no_answer(tmp_path, method, monkeypat
 def test_a_job_that_a_listing_shows_before_its_submission_is_answered_is_taken_over(tmp_path):
     """And a cancellation that has no answer holds up nothing."""
     coordinator, cluster = on(tmp_path, 2, closed=["submitted", "cancel"])
-    running = coordinator.accept(record())
+    running = coordinator.evaluations.accept(record())
     builds = [i for i in running.state.jobs.by_name.values() if i.job.purpose == "build"]
     coordinator.performer.at_once = len(builds) + 1
     until(coordinator, lambda: all(i.phase == "submitted" for i in builds))
@@ -130,7 +130,7 @@ def test_a_job_that_a_listing_shows_before_its_submission_is_answered_is_taken_o
     until(coordinator, lambda: not coordinator.performer.submitting(running.state))
     assert {i.job.name: i.job_id for i in builds} == ids
     assert {m.state for m in cluster.members if m.job.purpose == "build"} <= {"PENDING", "RUNNING"}
-    coordinator.cancel(running.state.evaluation_id, "by a person")
+    coordinator.evaluations.cancel(running.state.evaluation_id, "by a person")
     until(coordinator, lambda: cluster.asked.get("cancel", 0) > 0)
     ticks(coordinator)
     cluster.gates["cancel"].set()
@@ -140,7 +140,7 @@ def test_a_job_that_a_listing_shows_before_its_submission_is_answered_is_taken_o
 def test_a_listing_of_nodes_from_before_a_trial_began_does_not_offer_its_gpus(tmp_path):
     """It may show them as free, and the loop knows that they are used: they would be offered twice."""
     coordinator, _ = on(tmp_path, 2, 2, 2)
-    running = coordinator.accept(record())
+    running = coordinator.evaluations.accept(record())
     until(coordinator, lambda: "n0" in running.state.nodes.by_name)
     job = next(i for i in running.state.jobs.by_name.values() if i.job.node == "n0")
     until(coordinator, lambda: job.phase == "submitted")
@@ -203,7 +203,7 @@ def test_a_coordinator_that_starts_while_the_controller_is_away_stays(tmp_path):
 
     coordinator.keeper.ensure = ensure
     with coordinator.in_charge():
-        assert "Unable to contact" in coordinator.trouble
+        assert "Unable to contact" in coordinator.evaluations.trouble
         while len(asked) < 3:
             coordinator.tick()
 
@@ -214,7 +214,7 @@ def test_a_coordinator_that_starts_while_the_controller_is_away_stays(tmp_path):
 def test_what_is_left_at_the_deadline_waits_for_its_turn(tmp_path):
     """Nothing after it; later the rest, but what nothing needs any more or what was found meanwhile."""
     coordinator, cluster = on(tmp_path, *[2] * 6)
-    running = coordinator.accept(record())
+    running = coordinator.evaluations.accept(record())
     running.submit(time.monotonic() - 1.0)
     assert not cluster.submitted
     found, unneeded = (running.state.jobs.by_name[n] for n in sorted(running.state.jobs.live))
@@ -229,8 +229,8 @@ def test_what_is_left_at_the_deadline_waits_for_its_turn(tmp_path):
 def test_a_wave_that_the_disk_stops_is_found_by_name(tmp_path, monkeypatch):
     """One of six specs cannot be written: what was submitted beside it is taken over, nothing is submitted twice."""
     coordinator, cluster = on(tmp_path, *[2] * 6)
-    coordinator.grace.uncertain = 0.0
-    coordinator.accept(record())
+    coordinator.evaluations.grace.uncertain = 0.0
+    coordinator.evaluations.accept(record())
     write, refused = effects.write_atomic, []
 
     def full(path, data):
@@ -255,7 +255,7 @@ def test_a_worker_of_a_judge_suite_gets_the_key_and_the_environment_of_workers(t
     performer.site = replace(performer.site, trial_env=env, worker_env=env)
     made = record(1, suite={"tasks": (TaskEntry(name="t0", judge=True),)})
     judge = JudgeOptions(url="http://judge", model="m", api_key_env="JUDGE_KEY")
-    running = coordinator.accept(made.model_copy(update={"judge": judge}))
+    running = coordinator.evaluations.accept(made.model_copy(update={"judge": judge}))
     coordinator.tick()
     event = worker_job(running.state, performer.site, 1, 0.0)
     jobs.intended(running.state, event)
@@ -269,12 +269,12 @@ def test_a_worker_of_a_judge_suite_gets_the_key_and_the_environment_of_workers(t
 def test_jobs_that_go_together_are_cancelled_by_one_command(tmp_path):
     """The one command fails: none of the builds is cancelled yet; at the next look all are."""
     coordinator, cluster = on(tmp_path, 4)
-    running = coordinator.accept(record(entries=4))
+    running = coordinator.evaluations.accept(record(entries=4))
     coordinator.tick()
     builds = [running.state.jobs.by_name[name].job_id for name in cluster.names("build")]
     assert len(builds) > 1
     cluster.fail("cancel", ClusterError("away"), times=1)
-    coordinator.cancel(running.state.evaluation_id, "enough")
+    coordinator.evaluations.cancel(running.state.evaluation_id, "enough")
     assert all(cluster.member(job).phase != "ended" for job in builds)
     coordinator.tick()
     assert all(cluster.member(job).phase == "ended" for job in builds)
@@ -285,7 +285,7 @@ def test_evaluations_submit_in_the_order_in_which_they_are_served(tmp_path):
     coordinator, cluster = on(tmp_path, *[2] * 6)
     for number in (2, 1, 3):
         update = {"priority": number // 3}
-        coordinator.accept(another(record(), number).model_copy(update=update))
+        coordinator.evaluations.accept(another(record(), number).model_copy(update=update))
     coordinator.tick()
     whose = [name.split("-")[1] for name in cluster.names()]
     assert list(dict.fromkeys(whose)) == ["00000003", "00000001", "00000002"]
@@ -301,16 +301,16 @@ def test_gpus_that_come_free_on_its_node_are_lanes_and_are_promised_once(tmp_pat
     coordinator, cluster = on(tmp_path, 8)
     busy = cluster.submit(Job(name="busy", argv=("x",), log="x", gpus=7, node="n0"))
     cluster.advance(1)
-    first = coordinator.accept(another(record(), 1))
+    first = coordinator.evaluations.accept(another(record(), 1))
     coordinator.tick()
     assert lanes_of(first) == {"n0": 1}
     cluster.end(busy)
-    second = coordinator.accept(another(record(), 2))
+    second = coordinator.evaluations.accept(another(record(), 2))
     ticks(coordinator)
     assert lanes_of(first) == {"n0": 8}
     assert len(cluster.names("stage")) == 1
     assert not any(lanes_of(second).values())
-    coordinator.cancel(first.state.evaluation_id, "enough")
+    coordinator.evaluations.cancel(first.state.evaluation_id, "enough")
     coordinator.tick()
     assert lanes_of(second) == {"n0": 8}
 
@@ -318,12 +318,12 @@ def test_gpus_that_come_free_on_its_node_are_lanes_and_are_promised_once(tmp_pat
 def test_what_an_evaluation_gives_back_is_offered_to_the_next_one_at_once(tmp_path):
     """And not when nodes are listed next, while settings let one of them work at a time."""
     coordinator, _ = on(tmp_path, 2, 2)
-    coordinator.limits = Limits(max_gpus=2)
-    coordinator.pace = replace(coordinator.pace, nodes=3600.0)
-    first, second = (coordinator.accept(another(record(), number)) for number in (1, 2))
+    coordinator.offers.limits = Limits(max_gpus=2)
+    coordinator.offers.pace = replace(coordinator.offers.pace, nodes=3600.0)
+    first, second = (coordinator.evaluations.accept(another(record(), number)) for number in (1, 2))
     ticks(coordinator)
     assert (lanes_of(first), lanes_of(second)) == ({"n0": 2}, {})
-    coordinator.cancel(first.state.evaluation_id, "enough")
+    coordinator.evaluations.cancel(first.state.evaluation_id, "enough")
     ticks(coordinator)
     assert sum(lanes_of(second).values()) == 2
 
@@ -331,20 +331,20 @@ def test_what_an_evaluation_gives_back_is_offered_to_the_next_one_at_once(tmp_pa
 def test_a_fault_of_a_node_is_learnt_once(tmp_path):
     """A trial saw no GPU there: the next evaluation gets the other node, also after the first one's end."""
     coordinator, _ = on(tmp_path, 4, 4)
-    first = coordinator.accept(another(record(), 1))
+    first = coordinator.evaluations.accept(another(record(), 1))
     coordinator.tick()
     node = first.state.nodes.by_name["n0"]
     first.take(nodes.back_off(node, "torch sees 0 of the 1 GPUs", clock.now(), at_fault=True))
     node.back_off_until = clock.now() + 60
     coordinator.tick()
-    coordinator.cancel(first.state.evaluation_id, "enough")
+    coordinator.evaluations.cancel(first.state.evaluation_id, "enough")
     coordinator.tick()
-    second = coordinator.accept(another(record(), 2))
+    second = coordinator.evaluations.accept(another(record(), 2))
     ticks(coordinator)
     assert set(lanes_of(second)) == {"n1"}
     node.back_off_until = clock.now() - 1
-    third = coordinator.accept(another(record(), 3))
-    coordinator.cancel(second.state.evaluation_id, "enough")
+    third = coordinator.evaluations.accept(another(record(), 3))
+    coordinator.evaluations.cancel(second.state.evaluation_id, "enough")
     ticks(coordinator)
     assert "n0" in lanes_of(third)
 
@@ -352,8 +352,8 @@ def test_a_fault_of_a_node_is_learnt_once(tmp_path):
 def test_evaluations_that_plan_share_no_turn(tmp_path):
     """A plan takes tenths of a second: twenty in one turn held up the loop. Each node is still offered once."""
     coordinator, _ = on(tmp_path, *[1] * 6)
-    coordinator.pace = replace(coordinator.pace, nodes=1e9, share=0.0)
-    running = [coordinator.accept(another(record(max_trials=2), number)) for number in (1, 2, 3)]
+    coordinator.offers.pace = replace(coordinator.offers.pace, nodes=1e9, share=0.0)
+    running = [coordinator.evaluations.accept(another(record(max_trials=2), number)) for number in (1, 2, 3)]
     for planned in ([2, 0, 0], [2, 2, 0], [2, 2, 2]):
         coordinator.tick()
         assert [len(lanes_of(each)) for each in running] == planned
@@ -375,7 +375,7 @@ def test_the_name_that_a_precursor_reports_is_kept_for_later_evaluations(tmp_pat
     assert [hardware_of([each]) for each in (replace(slot, gpu_type=""), slot)] == ["gpu", "cpu"]
     coordinator, cluster = on(tmp_path, 2)
     cluster.fleet = [replace(cluster.fleet[0], gpu_type=gres)]
-    running = coordinator.accept(record())
+    running = coordinator.evaluations.accept(record())
     coordinator.tick()
     (precursor,) = cluster.names("stage")
     told = {"node": "n0", "path": "/s", "rung": "shm", "bytes": 1, "storage_bytes": 1, "seconds": 1}
@@ -385,9 +385,9 @@ def test_the_name_that_a_precursor_reports_is_kept_for_later_evaluations(tmp_pat
     path = coordinator.performer.site.paths.gpu_names
     gpu_names.keep(path, running.state)
     assert gpu_names.read(path) == ({} if gres else {"n0": A100})
-    coordinator.cancel(running.state.evaluation_id, "done with")
+    coordinator.evaluations.cancel(running.state.evaluation_id, "done with")
     for job in cluster.members:
         job.state = "CANCELLED"
-    later = coordinator.accept(another(record(), 1))
+    later = coordinator.evaluations.accept(another(record(), 1))
     until(coordinator, lambda: lanes_of(later))
     assert later.state.nodes.by_name["n0"].gpu_type == (gres or A100)

@@ -32,7 +32,6 @@ from coordinator.evaluation.events import EVENT
 from coordinator.evaluation.records import JOURNAL_FORMAT, job_prefix
 from coordinator.intake.inbox import Notice, leave
 from coordinator.runtime import registry, runner
-from coordinator.runtime.drive import drive
 from coordinator.runtime.journal import JournalError, OtherFormatError, alone, read_events
 from coordinator.runtime.runner import MAX_ANSWERS, MAX_ANSWERS_AN_ENTRY
 from coordinator.runtime.summary import ended, read_summary
@@ -55,7 +54,7 @@ def jobs_of(cluster, name):
 def accept(coordinator, *names):
     """Accept these evaluations, and wait until each has a job."""
     for name in names:
-        coordinator.accept(named(name))
+        coordinator.evaluations.accept(named(name))
     until(coordinator, lambda: all(jobs_of(coordinator.cluster, name) for name in names))
 
 
@@ -85,9 +84,9 @@ def over(work, cluster):
     """The work folder of an evaluation that was cancelled and has ended."""
     with serving(work.root, cluster) as coordinator:
         accept(coordinator, GOOD)
-        coordinator.cancel(GOOD, "asked")
-        until(coordinator, lambda: coordinator.running[GOOD].state.ended_at is not None)
-        coordinator.forget_ended()
+        coordinator.evaluations.cancel(GOOD, "asked")
+        until(coordinator, lambda: coordinator.evaluations.running[GOOD].state.ended_at is not None)
+        coordinator.evaluations.forget_ended()
     return work
 
 
@@ -114,7 +113,7 @@ def watch_ends(work):
 
 def again(coordinator, name=BAD):
     """A turn in which a parked evaluation is tried again."""
-    coordinator.parked[name].until = 0.0
+    coordinator.evaluations.parked[name].until = 0.0
     coordinator.tick()
 
 
@@ -132,20 +131,20 @@ def test_an_error_in_an_evaluations_turn_parks_it_and_its_journal_brings_it_back
     def refused(*_):
         raise error
 
-    pair.running[BAD].observe = refused
+    pair.evaluations.running[BAD].observe = refused
     bug = isinstance(error, TypeError)
     for _ in range(20):  # it does not spin
         pair.tick()
-    assert list(pair.running) == [GOOD]
+    assert list(pair.evaluations.running) == [GOOD]
     assert caplog.text.count("Traceback") == bug
     assert jobs_of(cluster, BAD)
-    assert pair.busy
+    assert pair.evaluations.busy
     rows = shown(work)
     assert (rows[BAD].stage, rows[BAD].fault) == ("parked", "TypeError: a bug" if bug else str(error))
     assert (rows[GOOD].stopped, rows[GOOD].fault) == (False, "")
     assert halted(work) == {BAD: "parked", GOOD: ""}
     again(pair)
-    assert sorted(pair.running) == [BAD, GOOD]
+    assert sorted(pair.evaluations.running) == [BAD, GOOD]
     assert shown(work)[BAD].fault == ""
 
 
@@ -156,20 +155,20 @@ def test_one_that_is_faulty_again_and_again_is_given_up_and_its_jobs_end(pair, w
     journal = work.evaluation(BAD).journal
     whole = journal.read_bytes()
     journal.write_bytes(whole + NO_EVENT)
-    pair.running[BAD].state.jobs.live = None
+    pair.evaluations.running[BAD].state.jobs.live = None
     monkeypatch.setenv("PATH", str(work.root))
     pair.tick()
     for _ in range(1, registry.MOST_TRIES):
         assert (shown(work)[BAD].stage, watch_ends(work)) == ("parked", False)
         again(pair)
     assert (shown(work)[BAD].stage, watch_ends(work)) == ("given up", True)
-    until(pair, lambda: not jobs_of(cluster, BAD) and pair.lost(BAD))
+    until(pair, lambda: not jobs_of(cluster, BAD) and pair.evaluations.lost(BAD))
     assert jobs_of(cluster, GOOD)
-    assert "is no event of this version" in str(pair.lost(BAD))
+    assert "is no event of this version" in str(pair.evaluations.lost(BAD))
     journal.write_bytes(whole)
     leave(work, Notice(command="retry", evaluation_id=BAD))
     obey(pair)
-    assert sorted(pair.running) == [BAD, GOOD]
+    assert sorted(pair.evaluations.running) == [BAD, GOOD]
 
 
 def test_events_that_call_for_each_other_without_end_park_their_evaluation(
@@ -188,9 +187,9 @@ def test_events_that_call_for_each_other_without_end_park_their_evaluation(
     monkeypatch.setattr(machine, "step", endless)
     most = MAX_ANSWERS + MAX_ANSWERS_AN_ENTRY * len(record().suite.tasks)
     journal = work.evaluation(BAD).journal
-    pair.prioritize(GOOD, 1)
+    pair.evaluations.prioritize(GOOD, 1)
     with pytest.raises(OSError, match="is parked"):
-        pair.prioritize(BAD, 1)
+        pair.evaluations.prioritize(BAD, 1)
     assert "the last is request-sets-found: a bug of evalspan" in str(shown(work)[BAD].fault)
     for _ in range(2):
         assert len(asked) <= most + 1
@@ -199,36 +198,36 @@ def test_events_that_call_for_each_other_without_end_park_their_evaluation(
             os.kill(os.getpid(), signal.SIGTERM)
             pair.run(lambda: bool(signals.received))
             again(pair)
-        assert list(pair.running) == [GOOD]
+        assert list(pair.evaluations.running) == [GOOD]
     assert caplog.text.count("its last events") == 3
     assert '"kind":"request-sets-found"' in caplog.text
     assert jobs_of(cluster, GOOD)
     assert len(journal.read_bytes().splitlines()) < 4 * (most + 10)
     monkeypatch.undo()
     again(pair)
-    assert sorted(pair.running) == [BAD, GOOD]
+    assert sorted(pair.evaluations.running) == [BAD, GOOD]
 
 
 def test_an_evaluation_whose_folder_was_removed_is_forgotten_with_its_jobs(pair, work, cluster, caplog):
     """Said once; a job that writes its outcome brings back no evaluation. The work folder that is away is no removal."""
     shutil.rmtree(work.root / BAD)
     pair.tick()
-    assert list(pair.running) == [GOOD]
+    assert list(pair.evaluations.running) == [GOOD]
     (work.root / BAD / "outcomes").mkdir(parents=True)
-    until(pair, lambda: not jobs_of(cluster, BAD) and not pair.parked[BAD].ending)
+    until(pair, lambda: not jobs_of(cluster, BAD) and not pair.evaluations.parked[BAD].ending)
     assert jobs_of(cluster, GOOD)
-    pair.forget_ended()
-    assert not pair.parked
+    pair.evaluations.forget_ended()
+    assert not pair.evaluations.parked
     assert caplog.text.count("its folder has been removed; forgotten") == 1
     away = work.root.with_name("away")
     work.root.rename(away)
     pair.tick()
-    assert pair.parked[GOOD].until is not None
+    assert pair.evaluations.parked[GOOD].until is not None
     assert jobs_of(cluster, GOOD)
     shutil.rmtree(work.root, ignore_errors=True)  # on a slow machine the turn has begun a folder anew
     away.rename(work.root)
     again(pair, GOOD)
-    assert list(pair.running) == [GOOD]
+    assert list(pair.evaluations.running) == [GOOD]
 
 
 @pytest.mark.parametrize("seconds", ["NaN", "1e999", "-Infinity"])
@@ -238,20 +237,20 @@ def test_an_outcome_that_no_journal_can_hold_is_passed_over_by_name(pair, work, 
     work.evaluation(BAD).outcome("built", "x").write_text(f'{{{fields}, "seconds": {seconds}}}')
     pair.tick()
     assert "x.built.json is no outcome of this version" in caplog.text
-    assert set(pair.running) == {GOOD, BAD}
-    pair.running.pop(BAD).journal.close()
-    assert pair.accept(named(BAD)).state.jobs.live
+    assert set(pair.evaluations.running) == {GOOD, BAD}
+    pair.evaluations.running.pop(BAD).journal.close()
+    assert pair.evaluations.accept(named(BAD)).state.jobs.live
 
 
 def test_an_end_that_the_disk_does_not_show_is_told_once(pair, monkeypatch):
     real = runner.write_summary
     monkeypatch.setattr(runner, "write_summary", lambda p, s: s.ended_at is None and real(p, s))
-    pair.cancel(GOOD, "x")
-    until(pair, lambda: pair.running[GOOD].state.ended_at is not None)
+    pair.evaluations.cancel(GOOD, "x")
+    until(pair, lambda: pair.evaluations.running[GOOD].state.ended_at is not None)
     told = 0
     for _ in range(3):
-        told += sum(summary.ended_at is not None for summary in pair.summaries())
-        pair.forget_ended()
+        told += sum(summary.ended_at is not None for summary in pair.evaluations.summaries())
+        pair.evaluations.forget_ended()
     assert told == 1
 
 
@@ -277,28 +276,32 @@ def test_a_damaged_journal_costs_no_other_evaluation_its_start_or_its_row(left, 
     assert row.stage == "unreadable"
     assert f"{BAD}/journal.jsonl:" in str(row.fault)
     with serving(left.root, cluster) as coordinator:
-        coordinator.resume_all()
-        assert list(coordinator.running) == [GOOD]
+        coordinator.evaluations.resume_all()
+        assert list(coordinator.evaluations.running) == [GOOD]
         leave(left, Notice(command="cancel", evaluation_id=BAD, reason="enough"))
         obey(coordinator)
-        until(coordinator, lambda: not jobs_of(cluster, BAD) and coordinator.lost(BAD) is not None)
+        until(
+            coordinator, lambda: not jobs_of(cluster, BAD) and coordinator.evaluations.lost(BAD) is not None
+        )
     summary = read_summary(paths)
     assert (summary.parked.cancelled, summary.parked.until) == ("enough", None)
     paths.journal.write_bytes(paths.journal.read_bytes().replace(NO_EVENT, b""))
     with serving(left.root, cluster) as later:
-        later.resume_all()
-        assert later.running[BAD].state.ending.cancelled == "enough", "who was cancelled stays cancelled"
+        later.evaluations.resume_all()
+        assert later.evaluations.running[BAD].state.ending.cancelled == "enough", (
+            "who was cancelled stays cancelled"
+        )
 
 
 def test_a_copy_of_an_evaluations_folder_is_no_second_one(left, cluster):
     """A backup beside it, say: passed over, by `status` too; nothing is done twice and no job of the first ends."""
     shutil.copytree(left.root / GOOD, left.root / "backup-00000001")
     with serving(left.root, cluster) as coordinator:
-        coordinator.resume_all()
+        coordinator.evaluations.resume_all()
         for _ in range(5):
             coordinator.tick()
-        assert sorted(coordinator.running) == [BAD, GOOD]
-        assert not coordinator.parked
+        assert sorted(coordinator.evaluations.running) == [BAD, GOOD]
+        assert not coordinator.evaluations.parked
         assert jobs_of(cluster, GOOD)
         assert sorted(shown(left)) == [BAD, GOOD]
 
@@ -307,10 +310,10 @@ def test_a_run_of_one_evaluation_obeys_no_command_to_another(over, cluster):
     """Its jobs would end with the run. The command stays for the daemon."""
     leave(over, Notice(command="retry", evaluation_id=GOOD))
     with serving(over.root, cluster) as coordinator:
-        assert drive(coordinator, named(BAD), lambda: True).ended_at is not None
-        assert list(coordinator.running) == [BAD]
+        assert coordinator.run_one(named(BAD), lambda: True).ended_at is not None
+        assert list(coordinator.evaluations.running) == [BAD]
         obey(coordinator)
-        assert coordinator.running[GOOD].state.ended_at is None
+        assert coordinator.evaluations.running[GOOD].state.ended_at is None
 
 
 def test_what_was_cancelled_is_resumed_though_its_files_are_in_use_at_first(over, cluster):
@@ -321,11 +324,14 @@ def test_what_was_cancelled_is_resumed_though_its_files_are_in_use_at_first(over
 
         def watch():
             archiver.close()
-            if GOOD in coordinator.parked:
-                coordinator.parked[GOOD].until = 0.0
-            return GOOD in coordinator.running and coordinator.running[GOOD].state.ending.retried
+            if GOOD in coordinator.evaluations.parked:
+                coordinator.evaluations.parked[GOOD].until = 0.0
+            return (
+                GOOD in coordinator.evaluations.running
+                and coordinator.evaluations.running[GOOD].state.ending.retried
+            )
 
-        assert drive(coordinator, named(GOOD), watch).ending.retried
+        assert coordinator.run_one(named(GOOD), watch).ending.retried
 
 
 def test_of_what_has_ended_no_journal_is_read(over, cluster):
@@ -337,12 +343,12 @@ def test_of_what_has_ended_no_journal_is_read(over, cluster):
     paths.status.unlink()
     assert json_of(shown(over)[GOOD], over.root, 0.0) == row
     with serving(over.root, cluster) as coordinator:
-        coordinator.resume_all()
-        assert not coordinator.running
+        coordinator.evaluations.resume_all()
+        assert not coordinator.evaluations.running
         assert last.like(ended(paths))
         paths.journal.write_bytes(b"x" * (paths.journal.stat().st_size - 1) + b"\n")
-        coordinator.resume_all()
-        assert not coordinator.parked
+        coordinator.evaluations.resume_all()
+        assert not coordinator.evaluations.parked
     assert shown(over)[GOOD].stage == "cancelled"
     with paths.journal.open("ab") as journal:
         journal.write(b"x")
@@ -384,11 +390,11 @@ def test_an_unfinished_evaluation_of_another_format_is_refused_and_left_alone(
     paths.journal.write_text("\n".join([first, *rest, '{"kind": "a-kind-of-then"}\n']))
     files = {p: p.read_bytes() for p in paths.root.rglob("*") if p.is_file()}
     with serving(left.root, cluster) as coordinator:
-        coordinator.resume_all()
+        coordinator.evaluations.resume_all()
         for _ in range(8):
             again(coordinator)
-        assert list(coordinator.running) == [GOOD]
-        assert coordinator.lost(BAD) is None
+        assert list(coordinator.evaluations.running) == [GOOD]
+        assert coordinator.evaluations.lost(BAD) is None
     with pytest.raises(OtherFormatError) as refused:
         list(read_events(paths.journal))
     (said,) = [text for line in caplog.records if BAD in (text := line.getMessage())]
@@ -421,10 +427,10 @@ def test_what_has_ended_in_another_format_is_over_until_it_is_asked_for_again(wo
     found = read_summary(paths)
     assert (found.result, found.scored, found.entries) == ("done", 3, 3)
     with serving(work.root, cluster) as coordinator:
-        coordinator.resume_all()
-        coordinator.accept_or_wait(named(paths.root.name))
-        assert not coordinator.running
-        assert not coordinator.parked
+        coordinator.evaluations.resume_all()
+        coordinator.evaluations.accept_or_wait(named(paths.root.name))
+        assert not coordinator.evaluations.running
+        assert not coordinator.evaluations.parked
     paths.status.unlink(missing_ok=True)
     with paths.journal.open("a") as file:
         file.write('{"kind":"retry-asked","at":9.0}\n')

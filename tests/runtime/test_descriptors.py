@@ -49,17 +49,17 @@ def evaluated(service, watcher, number):
 
     def look():
         service.tick()
-        watcher.show([*map(Shown, coordinator.summaries())], coordinator.trouble)
-        return list(coordinator.running.values())
+        watcher.show([*map(Shown, coordinator.evaluations.summaries())], coordinator.evaluations.trouble)
+        return list(coordinator.evaluations.running.values())
 
     until(coordinator, look)
-    (running,) = coordinator.running.values()
+    (running,) = coordinator.evaluations.running.values()
     name, performer = running.state.evaluation_id, coordinator.performer
-    coordinator.cancel(name, "enough")
+    coordinator.evaluations.cancel(name, "enough")
     until(coordinator, lambda: look() and running.state.ended_at is not None)
     performer.metric_queue(name).known()
     performer.queue(name).heartbeat("late", phase="infer")  # a trial that lives on for a moment
-    coordinator.forget_ended()
+    coordinator.evaluations.forget_ended()
     shutil.rmtree(place)
 
 

@@ -123,7 +123,7 @@ def test_a_member_leaves_checkpoints_and_commands_nothing(folder, ears):
     announce(ears, other)
     ears.tick()
     ended = only(ears).state.evaluation_id
-    ears.coordinator.cancel(ended, "no use")
+    ears.coordinator.evaluations.cancel(ended, "no use")
     announce(ears, step)
     ears.tick()
     submit = ["submit", "--suite", SUITE]
@@ -144,4 +144,4 @@ def test_a_member_leaves_checkpoints_and_commands_nothing(folder, ears):
     as_user(act, member=True, uid=BOB)
     assert len(list(ears.paths.inbox.glob("*.json"))) == 1
     ears.tick()
-    assert [r.state.record.priority for r in ears.coordinator.running.values()][-1] == 9
+    assert [r.state.record.priority for r in ears.coordinator.evaluations.running.values()][-1] == 9

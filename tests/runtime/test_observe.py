@@ -196,7 +196,7 @@ def test_what_a_job_left_is_taken_before_its_end_and_a_state_of_no_table_is_logg
     """Its outcome appears after the look for new ones, in the same tick as its end: it did not end without a word."""
     cluster = FakeCluster(fleet=[fake_node("n1", gpus=1)])
     coordinator = coordinator_on(tmp_path, cluster)
-    running = coordinator.accept(record(1))
+    running = coordinator.evaluations.accept(record(1))
     coordinator.tick()
     for member in cluster.members:
         member.state = "HYPERDRIVE"

@@ -27,7 +27,6 @@ from coordinator.evaluation.events import CancelAsked, OutcomeSeen, Restarted, R
 from coordinator.hook import pinned
 from coordinator.intake.inbox import Notice, leave
 from coordinator.runtime import registry, work_lock
-from coordinator.runtime.drive import _cancel
 from coordinator.runtime.journal import Journal, UnreadableEventError, read_events
 from coordinator.runtime.service import Service
 from coordinator.runtime.work_lock import WorkLock
@@ -167,13 +166,13 @@ def test_a_coordinator_that_was_taken_over_ends_and_leaves_the_other_ones_files_
     first, second = (coordinator_on(tmp_path, cluster, redis=True) for _ in range(2))
     with ExitStack() as mine, ExitStack() as theirs:
         mine.enter_context(first.in_charge("evalspan daemon"))
-        running = first.accept(record())
+        running = first.evaluations.accept(record())
         until(first, cluster.jobs)
-        blinded(first._lock)
+        blinded(first.lock)
         theirs.enter_context(second.in_charge("evalspan daemon"))
-        second.resume_all()
+        second.evaluations.resume_all()
         with pytest.raises(TakenOverError, match="run one coordinator"):
-            first.cancel(running.state.evaluation_id, "too late")
+            first.evaluations.cancel(running.state.evaluation_id, "too late")
         mine.close()
         address = WorkPaths(tmp_path).redis_address.read_bytes()
         second.keeper.ensure()
@@ -192,7 +191,7 @@ def test_a_coordinator_that_was_taken_over_ends_and_leaves_the_other_ones_files_
 def begun(work):
     """A coordinator that runs an evaluation."""
     coordinator = coordinator_on(work, FakeCluster(fleet=[fake_node("n1")]))
-    return coordinator, coordinator.accept(record())
+    return coordinator, coordinator.evaluations.accept(record())
 
 
 def of_kind(kind, path):
@@ -208,9 +207,9 @@ def test_a_coordinator_leaves_signs_by_which_the_next_one_dates_its_end(tmp_path
     os.utime(path, (1.0, 1.0))
     coordinator.tick()
     assert time.time() - path.stat().st_mtime < 600, "a tick without an event"
-    coordinator._failed(running, RuntimeError("a fault"))
-    coordinator._resume(running.paths.root)
-    coordinator.running[name].journal.close()
+    coordinator.evaluations._failed(running, RuntimeError("a fault"))
+    coordinator.evaluations.resume(running.paths.root)
+    coordinator.evaluations.running[name].journal.close()
     assert [event.seen_at for event in of_kind(Restarted, path)] == [None]
     last = [*read_events(path)][-1].at
     with path.open("ab") as file:
@@ -244,7 +243,7 @@ def test_a_journal_that_takes_no_first_event_is_closed(tmp_path, monkeypatch):
     before = len([*Path("/proc/self/fd").iterdir()])
     for _ in range(3):
         with pytest.raises(OSError, match="No space"):
-            coordinator.accept(record(1))
+            coordinator.evaluations.accept(record(1))
     assert len([*Path("/proc/self/fd").iterdir()]) <= before
 
 
@@ -269,29 +268,31 @@ def test_started_again_on_a_full_disk_it_waits_for_room_and_goes_on(disk, cluste
     """
     work = WorkPaths(disk / "work")
     with serving(work.root, cluster) as before:
-        begun = before.accept(record()).state.evaluation_id
-    no_room_for_an_event(before.running[begun].paths.journal)
+        begun = before.evaluations.accept(record()).state.evaluation_id
+    no_room_for_an_event(before.evaluations.running[begun].paths.journal)
     filler = fill(disk)
     coordinator = coordinator_on(work.root, cluster, redis=True)
     with coordinator.in_charge():
-        coordinator.resume_all()
+        coordinator.evaluations.resume_all()
         for _ in range(3):
             coordinator.tick()
-        assert caplog.messages == [coordinator.trouble], "once, whatever met it: Redis, the lease, a journal"
-        assert coordinator.trouble.startswith(f"the disk of {work.root} is full (0.0 MB")
-        coordinator.accept_or_wait(record())
-        assert coordinator.busy
-        assert begun not in coordinator.running
+        assert caplog.messages == [coordinator.evaluations.trouble], (
+            "once, whatever met it: Redis, the lease, a journal"
+        )
+        assert coordinator.evaluations.trouble.startswith(f"the disk of {work.root} is full (0.0 MB")
+        coordinator.evaluations.accept_or_wait(record())
+        assert coordinator.evaluations.busy
+        assert begun not in coordinator.evaluations.running
         for name in ("another", "torn"):
             with pytest.raises(OSError, match="No space left"):
-                coordinator.accept_or_wait(record().model_copy(update={"evaluation_id": name}))
+                coordinator.evaluations.accept_or_wait(record().model_copy(update={"evaluation_id": name}))
             filler.unlink()
             if name == "another":
                 work.evaluation("torn").root.mkdir()
                 work.evaluation("torn").journal.write_bytes(b'{"kind":"accep')
                 filler = fill(disk)
-        until(coordinator, lambda: begun in coordinator.running and work.redis_address.exists())
-        assert list(coordinator.running) == [begun]
+        until(coordinator, lambda: begun in coordinator.evaluations.running and work.redis_address.exists())
+        assert list(coordinator.evaluations.running) == [begun]
         with redis_client.connect(work.redis_address) as client:
             assert client.ping()
     coordinator.keeper.stop()
@@ -304,8 +305,8 @@ def test_a_command_that_a_full_disk_refuses_is_one_line_and_cancels_nothing(
     The same command resumes the evaluation once there is room.
     """
     with serving(disk / "work", cluster) as coordinator:
-        name = coordinator.accept(record()).state.evaluation_id
-        no_room_for_an_event(coordinator.running[name].paths.journal)
+        name = coordinator.evaluations.accept(record()).state.evaluation_id
+        no_room_for_an_event(coordinator.evaluations.running[name].paths.journal)
         filler = fill(disk)
         monkeypatch.chdir("/")  # the error's file counts, not the current folder
         monkeypatch.setattr("sys.argv", ["evalspan", "cancel", name, "--work-dir", str(disk / "work")])
@@ -315,12 +316,12 @@ def test_a_command_that_a_full_disk_refuses_is_one_line_and_cancels_nothing(
         said = f"evalspan: the disk of {disk}/work/inbox is full (0.0 MB free): {RESUMES}\n"
         assert capsys.readouterr().err == said
         with pytest.raises(RetryError, match=r"not cancelled, its jobs go on .*/work is full .*resumes it"):
-            _cancel(coordinator, name)
+            coordinator.interrupt(name)
         filler.unlink()
-        coordinator.run(lambda: name in coordinator.running)
-        assert not coordinator.running[name].state.ending.cancelled
-        _cancel(coordinator, name)
-        assert coordinator.running[name].state.ending.cancelled
+        coordinator.run(lambda: name in coordinator.evaluations.running)
+        assert not coordinator.evaluations.running[name].state.ending.cancelled
+        coordinator.interrupt(name)
+        assert coordinator.evaluations.running[name].state.ending.cancelled
 
 
 @pytest.mark.parametrize("for_the_event", [True, False], ids=["room for the event alone", "no room"])
@@ -333,7 +334,7 @@ def test_a_cancellation_on_a_full_disk_is_kept_and_ends_once_there_is_room(disk,
     (checkpoint := disk / "ckpt").mkdir()
     spec = record().checkpoint.model_copy(update={"source": str(checkpoint)})
     with coordinator.in_charge():
-        running = coordinator.accept(record().model_copy(update={"checkpoint": spec}))
+        running = coordinator.evaluations.accept(record().model_copy(update={"checkpoint": spec}))
         name, inbox = running.state.evaluation_id, service.paths.inbox
         until(coordinator, lambda: any(job.phase != "ended" for job in cluster.jobs()))
         service.tick()
@@ -345,7 +346,7 @@ def test_a_cancellation_on_a_full_disk_is_kept_and_ends_once_there_is_room(disk,
         for _ in range(3):
             obey(coordinator)
             coordinator.tick()
-        assert coordinator.busy
+        assert coordinator.evaluations.busy
         service._throttle = Throttle()
         service.tick()
         assert pinned(checkpoint)
@@ -353,10 +354,13 @@ def test_a_cancellation_on_a_full_disk_is_kept_and_ends_once_there_is_room(disk,
 
         def ended():
             obey(coordinator)
-            return name in coordinator.running and coordinator.running[name].state.ended_at is not None
+            return (
+                name in coordinator.evaluations.running
+                and coordinator.evaluations.running[name].state.ended_at is not None
+            )
 
         until(coordinator, ended)
-        assert coordinator.running[name].state.ending.cancelled == "on request"
+        assert coordinator.evaluations.running[name].state.ending.cancelled == "on request"
         assert json.loads(running.paths.results.read_text())["failed"]
         until(coordinator, lambda: not obey(coordinator) and not list(inbox.glob("*.json")))
     coordinator.keeper.stop()

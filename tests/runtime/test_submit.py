@@ -138,7 +138,7 @@ def test_a_copy_of_a_checkpoint_is_one_evaluation_in_the_series_of_both_training
     announce(ears, shutil.copytree(place, tmp_path / "b" / "step-10"))
     ears.tick()
     submit(shutil.copytree(place, tmp_path / "c" / "step-10"))
-    assert len(ears.coordinator.running) == 1
+    assert len(ears.coordinator.evaluations.running) == 1
     for training in "abc":
         (point,) = find_series(tmp_path / "work", str(tmp_path / training))
         assert point.checkpoint == str(tmp_path / training / "step-10")
@@ -164,7 +164,7 @@ def test_a_higher_priority_is_taken_over_and_outlives_the_daemon(tmp_path):
     assert "stays 10" in submit(place, "--priority", "3")["note"]
     assert notices(ears) == 0
     after = daemon(tmp_path / "work")
-    after.coordinator.resume_all()
+    after.coordinator.evaluations.resume_all()
     assert only(after).state.record.priority == 10
 
 
@@ -183,7 +183,7 @@ def test_what_was_cancelled_is_resumed_by_a_submission_and_by_nothing_else(tmp_p
     if reason == "stale":
         announce(ears, new)
     else:
-        ears.coordinator.cancel(name, reason)
+        ears.coordinator.evaluations.cancel(name, reason)
     until(ears, lambda: running.state.ended_at is not None)
     assert reason in running.state.ending.cancelled
     asks = (
@@ -192,16 +192,16 @@ def test_what_was_cancelled_is_resumed_by_a_submission_and_by_nothing_else(tmp_p
         lambda: leave(ears.paths, Notice(command="cancel", evaluation_id=name)),
     )
     known = Submission(evaluation_id=name, checkpoint="", suite="", what="known")
-    ears.coordinator.summaries()
+    ears.coordinator.evaluations.summaries()
     for ask in asks:
         for forgotten in (False, True):
             if not forgotten:
-                ears.coordinator.revive(name)
+                ears.coordinator.evaluations.revive(name)
             ask()
             ears.tick()
-            ears.coordinator.summaries()
-            ears.coordinator.forget_ended()
-            assert name not in ears.coordinator.running
+            ears.coordinator.evaluations.summaries()
+            ears.coordinator.evaluations.forget_ended()
+            assert name not in ears.coordinator.evaluations.running
             assert ended(running.paths) is not None
             assert has_ended(ears.config, known)
     again = submit(old, "--priority", "8")
@@ -209,7 +209,7 @@ def test_what_was_cancelled_is_resumed_by_a_submission_and_by_nothing_else(tmp_p
     assert reason in again["note"]
     for _ in range(3):
         ears.tick()
-    state = ears.coordinator.running[name].state
+    state = ears.coordinator.evaluations.running[name].state
     assert not state.ending.cancelled
     assert state.ended_at is None
     assert state.record.priority == 8
@@ -293,5 +293,5 @@ def test_a_wrong_partition_is_a_pending_checkpoints_reason_and_slurm_is_not_aske
     (waiting,) = pending.read(ears.paths, 0.0).waiting
     known = "(--partition, [cluster] partition); it has: gpu (default)"
     assert waiting.why == f"the cluster has no partition 'nope' {known}"
-    assert not ears.coordinator.running
+    assert not ears.coordinator.evaluations.running
     assert "changed since" not in caplog.text

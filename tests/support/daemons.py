@@ -45,7 +45,9 @@ def refused(ears):
 
 
 def taken(ears):
-    return [Path(r.state.record.checkpoint.source).name for r in ears.coordinator.running.values()]
+    return [
+        Path(r.state.record.checkpoint.source).name for r in ears.coordinator.evaluations.running.values()
+    ]
 
 
 def until(ears, law, seconds=60):
@@ -69,5 +71,5 @@ def small(folder, seed=0):
 
 
 def only(ears):
-    (running,) = ears.coordinator.running.values()
+    (running,) = ears.coordinator.evaluations.running.values()
     return running

@@ -8,7 +8,8 @@ from coordinator.evaluation.job_specs import Site
 from coordinator.intake.from_settings import own_version
 from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
-from coordinator.runtime.loop import Coordinator, Pace
+from coordinator.runtime.loop import Coordinator
+from coordinator.runtime.node_offers import Pace
 from coordinator.services.redis_server import RedisServer
 from evaljobs.contract.paths import WorkPaths
 
@@ -51,5 +52,5 @@ def until(coordinator, done):
     """Tick until it is so."""
     end = time.monotonic() + 60
     while not done():
-        assert time.monotonic() < end, coordinator.trouble
+        assert time.monotonic() < end, coordinator.evaluations.trouble
         coordinator.tick()

@@ -511,11 +511,13 @@ def evaluate(site, checkpoints, suite, settings):
         validate.check_cluster(coordinator.cluster, records[-1])
     with coordinator.in_charge():
         for record in records:
-            coordinator.accept_or_wait(record)
-        while not coordinator.running or any(r.state.ended_at is None for r in coordinator.running.values()):
+            coordinator.evaluations.accept_or_wait(record)
+        while not coordinator.evaluations.running or any(
+            r.state.ended_at is None for r in coordinator.evaluations.running.values()
+        ):
             coordinator.tick()
             site.tick()
-            assert site.played <= ROUNDS, (coordinator.trouble, site.rounds)
-        entries = [e for r in coordinator.running.values() for e in r.state.entries]
+            assert site.played <= ROUNDS, (coordinator.evaluations.trouble, site.rounds)
+        entries = [e for r in coordinator.evaluations.running.values() for e in r.state.entries]
         assert all(e.status == "scored" for e in entries), [(e.name, e.error) for e in entries]
-    coordinator.close()
+    coordinator.evaluations.close()

@@ -30,7 +30,7 @@ import evaljobs.sandbox.cli  # noqa: E402
 from coordinator import api  # noqa: E402, F401 (imported before the forks, once)
 from coordinator.errors import OperatorError  # noqa: E402
 from coordinator.intake import admission, inbox, work_folder  # noqa: E402
-from coordinator.runtime import drive, service, wiring  # noqa: E402, F401
+from coordinator.runtime import observers, service, wiring  # noqa: E402, F401
 
 SECONDS = 60  # of a row
 SUITE = 'name = "mine"\ninclude_path = ["tasks"]\n[[task]]\nname = "own"\n'

@@ -1,4 +1,4 @@
-"""A run of `coordinator.api.evaluate`: the loop until one evaluation has ended, and who follows it.
+"""Observers of a run of `coordinator.api.evaluate`: a function of the caller, or the command line's live screen.
 
 Rule: importing this loads no Redis client, since `submit` uses it too.
 """
@@ -10,18 +10,13 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 from coordinator.base.signals import Signals
-from coordinator.cluster.local import LocalCluster
-from coordinator.errors import RetryError
-from coordinator.evaluation.records import EvaluationRecord
-from coordinator.intake.inbox import Inbox
 from evaljobs.contract.specs import Record
 
 if TYPE_CHECKING:
-    from coordinator.evaluation.state import State
     from coordinator.runtime.loop import Coordinator
     from coordinator.runtime.summary import Summary
 
@@ -47,7 +42,7 @@ class Progress(Record):
         return f"{self.evaluation_id}: {shards}{self.scored}/{self.tasks} tasks scored{trouble}"
 
 
-class Aside(Protocol):
+class Messages(Protocol):
     """Takes what is said beside the result of a call. By default nothing is printed."""
 
     def busy(self, what: str) -> AbstractContextManager[object]:
@@ -59,7 +54,7 @@ class Aside(Protocol):
         ...
 
 
-class Follow(Aside, Protocol):
+class RunObserver(Messages, Protocol):
     """Follows a run of `evaluate`: the command line's live screen is one."""
 
     def run(self, coordinator: Coordinator) -> AbstractContextManager[Callable[[], bool]]:
@@ -67,7 +62,7 @@ class Follow(Aside, Protocol):
         ...
 
 
-class Caller:
+class CallbackObserver:
     """Follows a run for a caller without a screen. An interrupt cancels the evaluation."""
 
     def __init__(self, progress: bool | Callable[[Progress], object]) -> None:
@@ -89,8 +84,8 @@ class Caller:
             def watch() -> bool:
                 if len(signals.received) >= URGENT:
                     raise KeyboardInterrupt
-                for summary in coordinator.summaries():
-                    self._show(summary, coordinator.trouble)
+                for summary in coordinator.evaluations.summaries():
+                    self._show(summary, coordinator.evaluations.trouble)
                 return bool(signals.received)
 
             yield watch
@@ -117,57 +112,3 @@ class Caller:
 
 def _print(progress: Progress | str) -> None:
     print(progress, file=sys.stderr, flush=True)  # noqa: T201 (what `progress=True` asks for)
-
-
-def drive(coordinator: Coordinator, record: EvaluationRecord, watch: Callable[[], bool]) -> State:
-    """Run the loop until this one evaluation has ended. The caller holds the work folder (`in_charge`).
-
-    `watch` is called after each tick; its first True cancels the evaluation. OperatorError where the
-    evaluation was given up, RetryError where it cannot be cancelled.
-    """
-    name, inbox, cancelled = record.evaluation_id, Inbox(coordinator.performer.site.paths), False
-
-    def tick() -> None:
-        nonlocal cancelled
-        coordinator.obey(inbox.look(), name)  # another one's jobs would end with this run
-        if watch() and not cancelled:
-            _cancel(coordinator, name)
-            cancelled = True
-
-    coordinator.accept_or_wait(record)
-    coordinator.run(
-        lambda: name in coordinator.running or bool(coordinator.lost(name)), tick
-    )  # once not parked
-    running = coordinator.running.get(name)
-    again = running is not None and bool(running.state.ending.cancelled)  # an earlier run was: it is resumed
-    state = coordinator.until_ended(name, tick)
-    while again and not cancelled:
-        with suppress(OSError):  # a full disk: once it is read back
-            coordinator.retry(name)
-            again = False
-        state = coordinator.until_ended(name, tick)
-    return state
-
-
-def _cancel(coordinator: Coordinator, evaluation_id: str) -> None:
-    """RetryError where the journal cannot take it, as on a full disk: the call ends, and no job runs unseen."""
-    try:
-        coordinator.cancel(evaluation_id, "interrupted")
-    except (OSError, KeyError) as error:
-        local = isinstance(coordinator.cluster, LocalCluster)
-        jobs = "its jobs end too" if local else f"its jobs go on (`evalspan cancel {evaluation_id}`)"
-        raise RetryError(
-            f"{evaluation_id} is not cancelled, {jobs}: {coordinator.trouble or error}; the same command resumes it"
-        ) from error
-
-
-@contextmanager
-def ending_local_jobs(coordinator: Coordinator) -> Iterator[None]:
-    """At the end of a run no local job is left."""
-    if not isinstance(coordinator.cluster, LocalCluster):
-        yield
-        return
-    try:
-        yield
-    finally:
-        coordinator.cluster.close()
