@@ -10,7 +10,7 @@ from coordinator.base.isolate import LoopGuard
 from coordinator.config.schema import Config
 from coordinator.keeping.housekeeping import Housekeeper
 from coordinator.monitor.watch import Monitor
-from coordinator.node_check.before_use import NodeChecker
+from coordinator.node_check.run import NodeChecker
 from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.summary import Summary
 from coordinator.trackers.live import Exporter

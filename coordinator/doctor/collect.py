@@ -189,7 +189,6 @@ def ask_limits(
     config, facts.options = facts.config, cluster.options
     facts.gpu_nodes = [n for n in nodes if n.gpus]
     facts.cpu_nodes = [n for n in nodes if not n.gpus]
-    facts.lanes = max((n.gpus for n in nodes), default=0) // max(1, config.trial.gpus_per_trial)
     facts.user = pwd.getpwuid(os.getuid()).pw_name
     try:
         facts.accounting = slurm_rules.ask_accounting(rules)

@@ -1,12 +1,12 @@
 """The facts that `evalspan doctor` has read of a site, and the findings that it prints.
 
-Rule: values alone. A fact that could not be read has another, named `…_error`, that says why.
-Called by `collect`, which fills in the facts; by `findings` and `slurm_findings`, which judge them.
+Rule: values alone. A fact that could not be read has another, named `…_error`, that says why. `collect` fills them in, and
+`findings` judges them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -70,7 +70,6 @@ class Facts:
     jobs: Mapping[Purpose, Job] = field(default_factory=dict)  # a sample of each kind that evaluations submit
     reservations: Sequence[Reservation] = ()
     user: str = ""
-    lanes: int = 0  # trials of one node
     gpu_nodes: Sequence[NodeState] = ()  # as Slurm lists them
     cpu_nodes: Sequence[NodeState] = ()  # the CPU partition's
     job_kinds: Mapping[Purpose, tuple[Status, str, bool]] = field(
@@ -88,38 +87,29 @@ class Facts:
         return self.config.cluster.kind == "slurm"
 
     @property
+    def lanes(self) -> int:
+        """Trials of one node."""
+        return max((n.gpus for n in self.gpu_nodes), default=0) // max(1, self.config.trial.gpus_per_trial)
+
+    @property
     def hosting(self) -> bool:
         """Whether one job a node hosts its trials (rung 2)."""
         setting = self.config.stage.host_trials
         return setting is True or bool(self.host_reason and setting == "auto")
 
 
-Check = Callable[[Facts], Iterator[Finding]]
+def finding(
+    what: str, found: str, *, warn: str = "", fail: str = "", settings: Mapping[str, int] | None = None
+) -> Finding:
+    """A line of the table. `fail`, `warn`: what to do, and with it the status; neither: all is well.
 
-
-def ok(what: str, found: str) -> Finding:
-    return Finding(what=what, status="ok", found=found)
-
-
-def warn(what: str, found: str, todo: str) -> Finding:
-    return Finding(what=what, status="warn", found=found, todo=todo)
-
-
-def fail(what: str, found: str, todo: str) -> Finding:
-    return Finding(what=what, status="fail", found=found, todo=todo)
-
-
-def warn_with(settings: Mapping[str, int], more: str, what: str, found: str) -> Finding:
-    """Return a warning that names the settings ("borrow.max_nodes") that mend it, and `more` behind them."""
-    named = " and ".join("[{}] {} = {}".format(*key.split("."), value) for key, value in settings.items())
-    return Finding(
-        what=what, status="warn", found=found, todo=f"set {named}{more}", settings=(*settings.items(),)
-    )
-
-
-def ok_unless(todo: str, what: str, found: str) -> Finding:
-    """A warning where there is something to do."""
-    return warn(what, found, todo) if todo else ok(what, found)
+    `settings`: those that a warning names ("borrow.max_nodes" -> value); `warn` then goes on behind them.
+    """
+    todo, named = fail or warn, (settings or {}).items()
+    if named and warn:
+        todo = f"set {' and '.join('[{}] {} = {}'.format(*key.split('.'), n) for key, n in named)}{warn}"
+    status: Status = "fail" if fail else "warn" if warn else "ok"
+    return Finding(what=what, status=status, found=found, todo=todo, settings=(*named,))
 
 
 def gigabytes(count: float | None) -> str:

@@ -1,22 +1,27 @@
-"""The checks of `evalspan doctor`: does this site let an evaluation run, and how well? Pure.
+"""The table of `evalspan doctor`: does this site let an evaluation run, and how well? Pure.
 
     ok: as it should be   warn: it runs, on a lower rung or slower   fail: an evaluation would stop here
 
 Rule: a finding is a pure function of `Facts`; a fact that could not be read is a warning or a failure, never "ok". The
-order of HERE, SLURM, LOCAL and NODES is the order of the printed table.
-Called by `collect`, which reads the facts.
+order here is the order of the printed table. Accounting's limits are in `limit_findings`. Called by `collect`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
 from coordinator.base.words import first_of
+from coordinator.cluster import Purpose
+from coordinator.cluster.node_choice import in_hostlist, none_left, unusable
+from coordinator.cluster.sbatch_text import ROLES
+from coordinator.cluster.slurm_limits import setting_of
+from coordinator.cluster.slurm_parse import Reservation, local_time
+from coordinator.cluster.slurm_rules import PRIVATE, Partition, SiteRules
 from coordinator.config.schema import Config, TrialConfig
-from coordinator.doctor import slurm_findings
-from coordinator.doctor.facts import Check, Facts, Finding, fail, gigabytes, ok, ok_unless, warn
+from coordinator.doctor.facts import Facts, Finding, finding, gigabytes
+from coordinator.doctor.limit_findings import hours, judge_accounting, setting_of_role
 from coordinator.doctor.node_jobs import Answer
 from coordinator.errors import OperatorError
 from coordinator.intake.admission import loaded_suites, missing_places, no_place
@@ -31,41 +36,41 @@ LEAST_TRANSFORMERS = 5  # major version
 
 
 def judge(facts: Facts) -> tuple[Finding, ...]:
-    """All findings, in the order of the table; those of one cause are one line."""
-    checks = HERE
-    if facts.cluster_error:
-        checks += (_no_cluster,)
-    elif not facts.locks_error:
-        checks += (SLURM if facts.slurm else LOCAL) + NODES
-    return _merged(finding for check in checks for finding in check(facts))
-
-
-def _merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Warnings and failures that say the same stand where the first of them does, with all their subjects."""
+    """All findings. Warnings and failures that say the same stand where the first of them does, with all their subjects."""
     found: dict[object, list[Finding]] = {}
-    for one in findings:
+    for one in _findings(facts):
         found.setdefault(one if one.status == "ok" else (one.found, one.todo, one.status), []).append(one)
     return tuple(
         same[0].model_copy(update={"what": first_of([one.what for one in same])}) for same in found.values()
     )
 
 
-# --- this machine ----------------------------------------------------------------------------------------------------
-
-
-def _python(facts: Facts) -> Iterator[Finding]:
-    yield ok("python", f"{facts.python}, evalspan's own")
-
-
-def _interpreter(facts: Facts) -> Iterator[Finding]:
+def _findings(facts: Facts) -> Iterator[Finding]:
+    yield finding("python", f"{facts.python}, evalspan's own")
     if facts.interpreter_error:
         todo = "see [trial] python, prologue and container"
-        yield fail("trial interpreter", facts.interpreter_error, todo)
+        yield finding("trial interpreter", facts.interpreter_error, fail=todo)
     else:
-        on_gpus = facts.slurm or bool(facts.gpus)
-        yield judge_versions(
-            facts.versions, facts.config.trial, on_gpus=on_gpus, trouble=facts.engine_trouble
+        on_gpus, trouble = facts.slurm or bool(facts.gpus), facts.engine_trouble
+        yield judge_versions(facts.versions, facts.config.trial, on_gpus=on_gpus, trouble=trouble)
+    yield _work_folder(facts)
+    if facts.cluster_error:
+        todo = "name one that is there: --cluster, [cluster] partition"
+        yield finding("cluster", facts.cluster_error, fail=todo)
+    elif not facts.locks_error:
+        if facts.slurm:
+            for judged in (_site, _gpu_nodes, _small_nodes, _reservations, _job_kinds, _staging, _watch):
+                yield from judged(facts)
+        else:
+            yield finding("GPUs", ", ".join(facts.gpus) or "none: trials run on the CPU")
+        todo = facts.redis_error and "see [redis]: bind for evalspan's own server, url for the site's"
+        yield finding(
+            "Redis", facts.redis_error or facts.redis, fail=todo, warn="; ".join(facts.redis_warnings)
         )
+        yield from _nodes(facts)
+
+
+# --- this machine ----------------------------------------------------------------------------------------------------
 
 
 def judge_versions(
@@ -84,73 +89,256 @@ def judge_versions(
     needed = ["lm_eval", "redis", *({"hf": ["torch", "transformers"]}.get(engine, [engine]))]
     missing = [name for name in needed if found.get(name) is None]
     text = ", ".join(f"{name} {found.get(name) or 'missing'}" for name in needed)
-    if engine == "sglang":
-        text += "; evalspan was not tried with SGLang"
+    text += "; evalspan was not tried with SGLang" * (engine == "sglang")
     if missing:
         todo = f"install {' and '.join(missing)} there, or name another interpreter in [trial] python"
-        return fail(where, text, todo)
+        return finding(where, text, fail=todo)
     if trouble:
         packages = "sglang" if engine == "sglang" else f"'evalspan[{engine}]'"
-        todo = f"`pip install {packages}` there brings what it lacks"
-        return fail(where, f"{text}: {trouble}", todo)
+        return finding(
+            where, f"{text}: {trouble}", fail=f"`pip install {packages}` there brings what it lacks"
+        )
     if on_gpus and not (trial.device or "").startswith("cpu") and (found.get("torch") or "").endswith("+cpu"):
         todo = 'a torch with CUDA or ROCm in [trial] python; without GPUs set [trial] device = "cpu"'
-        return fail(where, f"{text}: this torch uses no GPU, so trials would end at once", todo)
+        return finding(where, f"{text}: this torch uses no GPU, so trials would end at once", fail=todo)
     old = engine == "hf" and int((found.get("transformers") or "0").split(".")[0]) < LEAST_TRANSFORMERS
     todo = "transformers 5 is what evalspan is tested with: `pip install evalspan[hf]` there"
-    return ok_unless(todo if old else "", where, text)
+    return finding(where, text, warn=todo if old else "")
 
 
-def _work_folder(facts: Facts) -> Iterator[Finding]:
+def _work_folder(facts: Facts) -> Finding:
     """Room, and whether nodes see it: their answers lie there."""
-    what, fs = "work folder", facts.work_fs
+    fs, fail, warn = facts.work_fs, facts.locks_error, ""
     found = f"{facts.config.work_dir} ({fs}, {gigabytes(facts.work_free)} free)"
-    if facts.locks_error:
-        yield fail(what, found, facts.locks_error)
-    elif facts.work_free < LEAST_FREE_BYTES:
-        yield fail(what, found, "make room there, or give --work-dir another folder")
-    elif facts.slurm and fs in MEMORY_FS:
-        todo = "this is memory of one machine: give --work-dir a folder on shared storage"
-        yield fail(what, found, todo)
+    if not fail and facts.work_free < LEAST_FREE_BYTES:
+        fail = "make room there, or give --work-dir another folder"
+    elif not fail and facts.slurm and fs in MEMORY_FS:
+        fail = "this is memory of one machine: give --work-dir a folder on shared storage"
     elif facts.work_free < LOW_FREE_BYTES:
-        todo = "little room: request sets and responses of many evaluations may not fit"
-        yield warn(what, found, todo)
-    elif not facts.slurm or fs.startswith(SHARED_FS):
-        yield ok(what, found)
-    elif facts.answers and not any(a.trouble for a in facts.answers):
-        yield ok(what, f"{found}, seen by all nodes that were asked")
-    else:
-        yield warn(what, found, "this looks like a local disk; the nodes below say whether they see it")
-
-
-def _no_cluster(facts: Facts) -> Iterator[Finding]:
-    yield fail("cluster", facts.cluster_error, "name one that is there: --cluster, [cluster] partition")
-
-
-def _gpus(facts: Facts) -> Iterator[Finding]:
-    yield ok("GPUs", ", ".join(facts.gpus) or "none: trials run on the CPU")
+        warn = "little room: request sets and responses of many evaluations may not fit"
+    elif facts.slurm and not fs.startswith(SHARED_FS):
+        if facts.answers and not any(a.trouble for a in facts.answers):
+            found += ", seen by all nodes that were asked"
+        else:
+            warn = "this looks like a local disk; the nodes below say whether they see it"
+    return finding("work folder", found, fail=fail, warn=warn)
 
 
 def _watch(facts: Facts) -> Iterator[Finding]:
     if why := no_place(facts.config):
-        yield warn("[watch]", why, "set [watch] roots to the folder that training writes its checkpoints to")
+        todo = "set [watch] roots to the folder that training writes its checkpoints to"
+        yield finding("[watch]", why, warn=todo)
     for why in missing_places(facts.config.watch):
-        yield warn("[watch]", why, "name the folder that training writes its checkpoints to, or make it")
+        todo = "name the folder that training writes its checkpoints to, or make it"
+        yield finding("[watch]", why, warn=todo)
     try:
         loaded_suites(facts.config.watch)
     except OperatorError as error:
-        yield fail("[watch]", str(error), "the daemon does not start before")
+        yield finding("[watch]", str(error), fail="the daemon does not start before")
 
 
-# --- Redis and nodes -------------------------------------------------------------------------------------------------
+# --- Slurm's rules and nodes -------------------------------------------------------------------------------------------
 
 
-def _redis(facts: Facts) -> Iterator[Finding]:
-    if facts.redis_error:
-        todo = "see [redis]: bind for evalspan's own server, url for the site's"
-        yield fail("Redis", facts.redis_error, todo)
+def _site(facts: Facts) -> Iterator[Finding]:
+    """Slurm's settings, partitions and limits."""
+    if facts.api:
+        yield finding("pyslurm", facts.api)
+    if facts.rules is None:
+        todo = "without them the site's rules are not noticed"
+        yield finding("Slurm's settings", facts.rules_error, warn=todo)
+        return
+    yield from _partitions(facts.rules, facts.config)
+    array, jobs = facts.rules.number("MaxArraySize"), facts.rules.number("MaxJobCount")
+    text = f"MaxArraySize {'?' if array is None else array}, MaxJobCount {jobs or '?'}"
+    if array is not None and array < facts.lanes:
+        text += f": the {facts.lanes} trials of a node come in jobs of {max(1, array)}"
+    yield finding("job arrays", text)
+    yield from judge_accounting(facts, facts.rules)
+    scripts = {k: facts.rules.config.get(k, "") for k in ("Prolog", "Epilog")}
+    if found := ", ".join(f"{k}={file}" for k, file in scripts.items() if file not in ("(null)", "")):
+        todo = "if they empty /dev/shm after each job, weights vanish under running trials: ask, or use [stage] roots"
+        yield finding("site scripts", found, warn=todo)
+
+
+def _partitions(rules: SiteRules, config: Config) -> Iterator[Finding]:
+    """The configured partitions: there, up, long enough."""
+    section, slurm = config.cluster, config.slurm
+    site_default = "" if slurm.trial.partition is None else None
+    asked = [
+        ("GPU partition", "[cluster] partition", section.partition or site_default),
+        ("CPU partition", "[cluster] cpu_partition", section.cpu_partition),
+        ("preemptible partition", "[borrow] best_effort", config.borrow.best_effort),
+        ("partition of trials", "[slurm.trial] partition", slurm.trial.partition),
+        ("partition of precursors", "[slurm.precursor] partition", slurm.precursor.partition),
+        ("partition of metric workers", "[slurm.metric] partition", slurm.metric.partition),
+        ("partition of builds", "[slurm.build] partition", slurm.build.partition),
+    ]
+    known = ", ".join(p.name for p in rules.partitions) or "none"
+    for role, setting, names in asked:
+        if names is None:
+            continue
+        chosen = rules.chosen(names or None)
+        if not chosen:
+            found = f"{names or 'no default one'} (there are: {known})"
+            yield finding(role, found, fail=f"name one in {setting}")
+        yield from (_partition(role, partition, config.trial.time_limit_seconds) for partition in chosen)
+
+
+def _partition(role: str, partition: Partition, wanted: int) -> Finding:
+    """`wanted`: seconds of a trial's job."""
+    limit, todo = partition.max_seconds, ""
+    text = f"{partition.name}, nodes {partition.nodes or '?'}"
+    text += "" if limit is None else f", at most {hours(limit)}"
+    if limit is not None and limit < wanted:
+        todo = f"[trial] time_limit of {hours(wanted)} is longer: jobs ask for {hours(limit)} there"
+    elif partition.max_memory_per_cpu_mb:
+        text += f", at most {partition.max_memory_per_cpu_mb} MB a CPU"
+        todo = "a precursor of a large model is given several CPUs: where its trials need them, one job hosts them (rung 2)"
+    if not partition.up:
+        return finding(role, f"{text}, not up", fail="choose another, or wait for it")
+    return finding(role, text, warn=todo)
+
+
+def _reservations(facts: Facts) -> Iterator[Finding]:
+    """Those that hold nodes which evaluations would use, or that the settings name."""
+    if facts.rules is not None and facts.rules_error:
+        yield finding("reservations", facts.rules_error, warn="ask again when the controller answers")
+    own = facts.accounting.own_accounts if facts.accounting else []
+    nodes = {
+        "GPU": [n.name for n in facts.gpu_nodes if not n.excluded],
+        "CPU": [n.name for n in facts.cpu_nodes],
+    }
+    for reservation in facts.reservations:
+        taken = {k: [n for n in names if in_hostlist(n, reservation.nodes)] for k, names in nodes.items()}
+        parts = [
+            f"{len(names)} of {len(nodes[kind])} {kind} nodes ({first_of(names)})"
+            for kind, names in taken.items()
+            if names
+        ]
+        named = reservation.name in (facts.config.cluster.reservation or "").split(",")
+        if parts or named:
+            mine = bool(taken["GPU"]) and open_to(reservation, facts.user, own)
+            every = len(taken["GPU"]) == len(nodes["GPU"]) > 0
+            found = f"{' and '.join(parts) or 'no node of the partitions'}, {_span(reservation)}"
+            yield _judge_reservation(reservation, found, named=named, mine=mine, every=every)
+
+
+def _span(reservation: Reservation) -> str:
+    """When it is, and for whom."""
+    begin = "" if reservation.active else f"from {local_time(reservation.start)} "
+    holders = [
+        f"{kind} {', '.join(names)}".replace(" -", " all but ")
+        for kind in ("users", "accounts", "groups")
+        if (names := getattr(reservation, kind))
+    ]
+    return f"{begin}until {reservation.until}, for {' and '.join(holders) or 'unnamed users'}"
+
+
+def open_to(reservation: Reservation, user: str, accounts: Sequence[str]) -> bool:
+    """May jobs of this user run in it? Groups are not known here."""
+    barred = {f"-{name}" for name in (user, *accounts)} & {*reservation.users, *reservation.accounts}
+    return not barred and (user in reservation.users or not set(accounts).isdisjoint(reservation.accounts))
+
+
+def _judge_reservation(
+    reservation: Reservation, found: str, *, named: bool, mine: bool, every: bool
+) -> Finding:
+    """`named`: the settings ask for it; `mine`: this user's jobs get GPUs there; `every`: it holds all nodes with GPUs."""
+    what, warn, fail = f"reservation {reservation.name}", "", ""
+    if named and reservation.active:
+        useless = not (mine or reservation.groups)
+        warn = "it holds no GPUs for you: remove [cluster] reservation" if useless else ""
+    elif named:
+        warn = "jobs wait until it begins: remove [cluster] reservation to start before"
+    elif mine:
+        when = "" if reservation.active else " once it has begun"
+        warn = f'set [cluster] reservation = "{reservation.name}"{when} to use these nodes'
+    elif not reservation.active:
+        warn = "jobs whose time limit reaches into it wait until its end: lower [trial] time_limit, or evaluate before"
+    elif every:
+        fail = "nothing runs before its end: set another [cluster] partition, or wait"
     else:
-        yield ok_unless("; ".join(facts.redis_warnings), "Redis", facts.redis)
+        warn = "nothing: evaluations use the other nodes until then"
+    return finding(what, found, warn=warn, fail=fail)
+
+
+def _gpu_nodes(facts: Facts) -> Iterator[Finding]:
+    """How many of Slurm's nodes with GPUs take jobs now, and the states of the others."""
+    nodes = [n for n in facts.gpu_nodes if not n.excluded]
+    usable = sum(n.usable for n in nodes)
+    found = f"{usable} of {len(nodes)} usable"
+    if excluded := len(facts.gpu_nodes) - len(nodes):
+        found += f", {excluded} more excluded by the settings"
+    if why := none_left(facts.gpu_nodes):
+        todo = "change that setting: `sinfo -N -O NodeList,Gres,Features_act` shows each node"
+        yield finding("GPU nodes", why, fail=todo)
+    elif others := unusable(nodes):
+        asleep = all("~" in n.state for n in nodes)
+        fail = "" if usable else "wait until the site returns them, or choose another [cluster] partition"
+        if asleep and not usable:
+            fail = "set [nodes] wake = true: it lets evalspan's jobs boot them"
+        yield finding("GPU nodes", f"{found}: {others}", fail=fail, warn="the others are used without them")
+    elif nodes:
+        yield finding("GPU nodes", found)
+
+
+def _small_nodes(facts: Facts) -> Iterator[Finding]:
+    """Nodes with GPUs whose memory holds no trial beside its precursor: evaluations leave them alone."""
+    nodes = [n for n in facts.gpu_nodes if not n.excluded and n.counts_memory]
+    needed = sum(job.memory_mb for kind, job in facts.jobs.items() if kind in ("stage", "trial"))
+    if small := [f"{n.name} ({n.memory_mb} MB)" for n in nodes if n.memory_mb < needed]:
+        found = f"{first_of(small)}: a trial and a precursor without its weights ask for {needed} MB"
+        todo = "lower [trial] memory_mb, or the other nodes are used without them"
+        every = len(small) == len(nodes)
+        yield finding("nodes with little memory", found, warn=todo, fail=todo if every else "")
+
+
+def _job_kinds(facts: Facts) -> Iterator[Finding]:
+    """Whether the cluster would take each kind of job, at its real limits."""
+    for kind, (status, found, on_gpus) in facts.job_kinds.items():
+        general = "[trial], [cluster]" if on_gpus else "[metric], [trial], [cluster] cpu_partition"
+        todo = {
+            "ok": "",
+            "warn": "ask again when the controller answers",
+            "fail": _wrong_name(facts, kind, found) or f"see {general} and [slurm]",
+        }[status]
+        yield Finding(what=f"{kind} jobs", status=status, found=found, todo=todo)
+
+
+def _wrong_name(facts: Facts, kind: Purpose, refusal: str) -> str:
+    """The setting that a refusal is about, with what the user may name there; "" where it is about none."""
+    job, options = facts.jobs.get(kind), facts.options
+    account = options.account_of(job) if job is not None else None
+    about = next((field for field in ("account", "qos") if f"invalid {field}" in refusal.lower()), None)
+    if about is None and account is None and "account" in refusal.lower():
+        about = "account"  # a rule of the site's own, in its own words, demands one
+    if about is None or facts.accounting is None or job is None:
+        return setting_of(refusal).replace("ROLE", ROLES[kind])
+    value = account if about == "account" else options.qos_of(job)
+    yours = facts.accounting.own_accounts if about == "account" else facts.accounting.qos_of(account)
+    plural = "accounts" if about == "account" else "QOS"
+    is_now = f"is {value!r}" if value else "is not set"
+    return f"{setting_of_role(facts, kind, about)} {is_now}; your {plural}: {first_of(yours, 12) or 'none'}"
+
+
+def _staging(facts: Facts) -> Iterator[Finding]:
+    """Which rung staging starts on."""
+    setting, reason = facts.config.stage.host_trials, facts.host_reason
+    found, warn, fail = "a precursor per node, beside the trials (rung 1)", "", ""
+    if setting is True:
+        found = "hosts its trials in one job a node, as [stage] host_trials says (rung 2)"
+    elif reason and setting == "auto":
+        found = f"one job a node hosts the trials (rung 2): {reason}"
+        warn = "nothing: it is done so by itself. GPUs wait while weights are staged; a precursor would spare them that"
+    elif reason.startswith(PRIVATE):  # the first trials notice it, and their nodes turn to rung 2
+        found, warn = reason, 'set [stage] host_trials = "auto": else a trial a node is started for nothing'
+    elif reason:
+        found, fail = reason, 'set [stage] host_trials = "auto"'
+    yield finding("staging", found, warn=warn, fail=fail)
+
+
+# --- what nodes answered -----------------------------------------------------------------------------------------------
 
 
 def _nodes(facts: Facts) -> Iterator[Finding]:
@@ -160,9 +348,9 @@ def _nodes(facts: Facts) -> Iterator[Finding]:
     staging = [a for a in facts.answers if a.target.stages]
     if staging and all(a.trouble and a.refused for a in staging):
         todo = "no node takes our jobs, or none sees the work folder: see their reasons above"
-        yield fail("GPU nodes", "not one answered", todo)
+        yield finding("GPU nodes", "not one answered", fail=todo)
     if facts.left_out:
-        yield ok("other nodes", f"{facts.left_out} alike were not asked (--nodes 0 asks all)")
+        yield finding("other nodes", f"{facts.left_out} alike were not asked (--nodes 0 asks all)")
 
 
 def judge_node(answer: Answer, config: Config, *, hosting: bool) -> Iterator[Finding]:
@@ -171,36 +359,33 @@ def judge_node(answer: Answer, config: Config, *, hosting: bool) -> Iterator[Fin
     name = f"{target.node} ({target.partition})" if target.partition else target.node
     if answer.trouble:
         todo = "look at the node and its partition; the other nodes are used without it"
-        yield warn(name, answer.trouble, todo)
+        yield finding(name, answer.trouble, warn=todo)
         return
     if target.stages:
         yield _judge_memory(f"{name} memory", answer, config, hosting=hosting)
-        interpreter = judge_versions(
-            record["versions"],
-            config.trial,
-            on_gpus=config.cluster.kind == "slurm",
-            where=f"{name} interpreter",
-        )
+        where, on_gpus = f"{name} interpreter", config.cluster.kind == "slurm"
+        interpreter = judge_versions(record["versions"], config.trial, on_gpus=on_gpus, where=where)
         if interpreter.status != "ok":  # else the finding above has said it
             yield interpreter
     else:
-        yield ok(name, f"{record['cpus']} CPUs, {gigabytes(record['memory_available'])} memory available")
+        found = f"{record['cpus']} CPUs, {gigabytes(record['memory_available'])} memory available"
+        yield finding(name, found)
     if record.get("redis_trouble"):
         todo = "set [redis] bind to an address of this host that nodes reach, [redis] port to an open one, or [redis] url"
-        yield fail(f"{name} Redis", record["redis_trouble"], todo)
+        yield finding(f"{name} Redis", record["redis_trouble"], fail=todo)
     if target.sandbox:
         yield judge_sandbox(record.get("sandbox"), f"on {name}", allow_unsafe=config.metric.allow_unsafe)
 
 
 def _judge_memory(what: str, answer: Answer, config: Config, *, hosting: bool) -> Finding:
     if not config.stage.enabled:
-        return ok(what, "staging is off: trials read storage")
+        return finding(what, "staging is off: trials read storage")
     roots: Sequence[Mapping[str, Any]] = answer.record.get("roots") or ()
     refused = "; ".join(f"{root['root']}: {root['why']}" for root in roots if not root["usable"])
     best = next((root for root in roots if root["usable"]), None)
     if best is None:
         todo = "trials there read storage (rung 4): give [stage] roots a folder on a local disk"
-        return warn(what, refused or "no root", todo)
+        return finding(what, refused or "no root", warn=todo)
     slow = best["rung"] == "shm" and (best.get("write_rate") or SLOW_RATE) < SLOW_RATE
     todo = ""
     if not hosting and answer.shared is None and best is roots[0]:
@@ -211,7 +396,7 @@ def _judge_memory(what: str, answer: Answer, config: Config, *, hosting: bool) -
         todo = "a lower rung is used there"
     elif slow:
         todo = "slow for memory: is the node busy, or swapping?"
-    return ok_unless(todo, what, "; ".join(filter(None, [_describe(best, answer), refused])))
+    return finding(what, "; ".join(filter(None, [_describe(best, answer), refused])), warn=todo)
 
 
 def _describe(root: Mapping[str, Any], answer: Answer) -> str:
@@ -230,20 +415,13 @@ def judge_sandbox(levels: Sequence[Mapping[str, Any]] | None, where: str, *, all
     """The best level that holds, and why no better one does. `levels`: best first."""
     what = f"sandbox {where}"
     if not levels:
-        return warn(what, "not tried", "run `python -m evaljobs sandbox` there")
+        return finding(what, "not tried", warn="run `python -m evaljobs sandbox` there")
     best = next((row["level"] for row in levels if row["holds"]), "none")
-    better = [
-        f"no {row['level']}: {row['reason']}" for row in takewhile(lambda row: not row["holds"], levels)
-    ]
+    failing = takewhile(lambda row: not row["holds"], levels)
+    better = "; ".join(f"no {row['level']}: {row['reason']}" for row in failing)
     todo = ""
     if best in ("rlimits", "none"):
         todo = "tasks that run generated programs will fail here: ask for user namespaces or Landlock (kernel 6.2)"
         if allow_unsafe and best == "rlimits":
             todo = "[metric] allow_unsafe is set: generated programs run almost unguarded"
-    return ok_unless(todo, what, f"{best} ({'; '.join(better)})" if better else best)
-
-
-HERE: tuple[Check, ...] = (_python, _interpreter, _work_folder)
-SLURM: tuple[Check, ...] = (*slurm_findings.CHECKS, _watch)
-LOCAL: tuple[Check, ...] = (_gpus,)
-NODES: tuple[Check, ...] = (_redis, _nodes)
+    return finding(what, f"{best} ({better})" if better else best, warn=todo)

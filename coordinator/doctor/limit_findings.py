@@ -2,7 +2,7 @@
 
 Rule: a limit is compared with what an evaluation's jobs ask for. Enough for several nodes is ok. Less is a warning with the
 settings that fit into it. A job that alone asks for more can never start: that fails. TRES other than CPUs, memory, nodes
-and GPUs (such as billing) are not compared. Called by `slurm_findings`.
+and GPUs (such as billing) are not compared. Called by `findings`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ from coordinator.cluster.sbatch_text import ROLES
 from coordinator.cluster.slurm_accounts import Accounting
 from coordinator.cluster.slurm_limits import RESOURCES, Limit
 from coordinator.cluster.slurm_rules import SiteRules, limits_on, within_limits
-from coordinator.doctor.facts import Facts, Finding, fail, ok, ok_unless, warn, warn_with
+from coordinator.doctor.facts import Facts, Finding, finding
 
-WORKERS = (
-    8  # builds, and after them metric workers, that one evaluation has at once, unless [metric] workers says
-)
+WORKERS = 8  # builds, and after them metric workers, of one evaluation at once, unless [metric] workers says
 LEAST_DAEMON_SECONDS = 600  # time limit of the coordinator's own job, below which it is a warning
 ENOUGH_NODES = 4  # at once, below which a limit is a warning
 ENFORCED = {"limits", "safe", "all"}  # words of AccountingStorageEnforce with which Slurm applies limits
@@ -36,15 +34,15 @@ def judge_accounting(facts: Facts, rules: SiteRules) -> Iterator[Finding]:
     what, accounting = "limits", facts.accounting
     if facts.accounting_error:
         todo = "ask the site for MaxJobs, MaxSubmitJobs, MaxTRES and GrpTRES of your account and QOS"
-        yield warn(what, f"sacctmgr did not say: {facts.accounting_error}", todo)
+        yield finding(what, f"sacctmgr did not say: {facts.accounting_error}", warn=todo)
         return
     if accounting is None:
-        yield ok(what, "no accounting: none are kept")
+        yield finding(what, "no accounting: none are kept")
         return
     yield from _not_allowed(facts, accounting, rules)
     enforced = rules.config.get("AccountingStorageEnforce", "none")
     if ENFORCED.isdisjoint(enforced.lower().split(",")):
-        yield ok(what, f"Slurm does not apply those of accounting (AccountingStorageEnforce={enforced})")
+        yield finding(what, f"Slurm does not apply those of accounting (AccountingStorageEnforce={enforced})")
         return
     cases = cases_of(facts, accounting, rules)
     for case in cases:
@@ -53,9 +51,9 @@ def judge_accounting(facts: Facts, rules: SiteRules) -> Iterator[Finding]:
     hidden = sorted({row["account"] for row in rows if row} - accounting.accounts.keys())
     if hidden:  # PrivateData
         todo = "ask the site for GrpTRES, GrpJobs and GrpSubmit of it"
-        yield warn(what, f"the site does not show those of account {', '.join(hidden)}", todo)
+        yield finding(what, f"the site does not show those of account {', '.join(hidden)}", warn=todo)
     elif not cases and all(rows):
-        yield ok(what, "none on the jobs, CPUs, memory or GPUs of your accounts and QOS")
+        yield finding(what, "none on the jobs, CPUs, memory or GPUs of your accounts and QOS")
     yield from _judge_time(facts, rules, accounting)
 
 
@@ -72,10 +70,10 @@ def _not_allowed(facts: Facts, accounting: Accounting, rules: SiteRules) -> Iter
             refused.setdefault("; ".join(why), []).append(kind)
     for found, kinds in refused.items():
         account, qos, partition = (
-            setting_of_role(facts, kinds[0], field) for field in ("account", "qos", "partition")
+            setting_of_role(facts, kinds[0], f) for f in ("account", "qos", "partition")
         )
-        todo = f"set another {account}, {qos} or {partition}"
-        yield fail("partition access", f"{found}: {', '.join(kinds)} jobs would wait for ever", todo)
+        text = f"{found}: {', '.join(kinds)} jobs would wait for ever"
+        yield finding("partition access", text, fail=f"set another {account}, {qos} or {partition}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +98,9 @@ class Case:
     @property
     def enough(self) -> int:
         """Nodes at once that are no warning."""
-        wanted = [ENOUGH_NODES, max(1, sum(not n.excluded for n in self.facts.gpu_nodes))]
-        wanted += [
-            n for n in (self.facts.config.borrow.max_nodes, ceil((self.most_trials or 0) / self.lanes)) if n
-        ]
-        return min(wanted)
+        there = max(1, sum(not n.excluded for n in self.facts.gpu_nodes))
+        of_settings = (self.facts.config.borrow.max_nodes, ceil((self.most_trials or 0) / self.lanes))
+        return min(ENOUGH_NODES, there, *filter(None, of_settings))
 
     @property
     def workers(self) -> int:
@@ -112,17 +108,14 @@ class Case:
         return self.facts.config.metric.workers or WORKERS
 
     @property
-    def worker(self) -> int:
-        return self.jobs.get("metric", 0)
-
-    @property
     def beside(self) -> int:
         """What the metric workers take beside all nodes."""
-        return 0 if self.limit.what == "node" else self.worker * self.workers
+        return 0 if self.limit.what == "node" else self.jobs.get("metric", 0) * self.workers
 
     def settings_that_fit(self) -> dict[str, int]:
         """Return the settings with which evaluations keep to a limit on all jobs; none where no size does, or none is needed."""
-        most, worker, node = self.limit.most - self.daemon, self.worker, self.node(self.lanes)
+        most, worker = self.limit.most - self.daemon, self.jobs.get("metric", 0)
+        node = self.node(self.lanes)
         if not node:
             few = worker and 0 < most // worker < self.workers
             return {"metric.workers": most // worker} if few else {}
@@ -134,7 +127,8 @@ class Case:
             found = {"borrow.max_nodes": 1, "metric.workers": (most - node) // worker}
             nodes, left = 1, (most - node) % worker
         elif lanes:
-            found = {"borrow.max_gpus": self.gpus(lanes[-1])} | ({"metric.workers": 1} if worker else {})
+            gpus = lanes[-1] * self.facts.config.trial.gpus_per_trial
+            found = {"borrow.max_gpus": gpus} | ({"metric.workers": 1} if worker else {})
             nodes, left = 1, most - self.node(lanes[-1]) - worker
         else:
             return {}
@@ -153,18 +147,11 @@ class Case:
             return trial if what == "jobs" else trial * lanes
         return stage + trial * lanes
 
-    def gpus(self, lanes: int) -> int:
-        return lanes * self.facts.config.trial.gpus_per_trial
-
-    def carrier(self, kinds: Sequence[Purpose]) -> str:
-        """The settings that put jobs of these kinds under the limit."""
-        return " and ".join(
-            dict.fromkeys(setting_of_role(self.facts, kind, self.limit.carrier) for kind in kinds)
-        )
-
-    @property
-    def another(self) -> str:
-        return f"another {self.carrier([kind for kind, count in self.jobs.items() if count])}"
+    def another(self, kinds: Sequence[Purpose] = ()) -> str:
+        """The settings that put jobs of these kinds, or of all that count, under the limit."""
+        kinds = kinds or [kind for kind, count in self.jobs.items() if count]
+        carriers = dict.fromkeys(setting_of_role(self.facts, kind, self.limit.carrier) for kind in kinds)
+        return f"another {' and '.join(carriers)}"
 
 
 def cases_of(facts: Facts, accounting: Accounting, rules: SiteRules) -> list[Case]:
@@ -185,9 +172,8 @@ def case_of(facts: Facts, limit: Limit, kinds: Sequence[Purpose], *, daemon: boo
     amounts = {kind: amount(facts.jobs[kind], limit.what, types) for kind in kinds}
     jobs = {kind: count for kind, count in amounts.items() if count is not None}
     counts = daemon and not limit.of_a_job and limit.what != "node"
-    return Case(
-        limit, facts, jobs, (amount(daemon_job(facts.options), limit.what, set()) or 0) if counts else 0
-    )
+    own = amount(daemon_job(facts.options), limit.what, set()) if counts else None
+    return Case(limit, facts, jobs, own or 0)
 
 
 def amount(job: Job, what: str, types: set[str]) -> int | None:
@@ -202,32 +188,29 @@ def judge_limit(case: Case) -> Iterator[Finding]:
     limit, hosting = case.limit, case.facts.hosting
     if not case.jobs or (not any(case.jobs.values()) and not limit.least):
         return
-    what, unit = (
-        f"{limit.name} {limit.what}".removesuffix(" jobs"),
-        RESOURCES[limit.what.partition(":")[0]].unit,
-    )
+    what = f"{limit.name} {limit.what}".removesuffix(" jobs")
+    unit = RESOURCES[limit.what.partition(":")[0]].unit
     unit = unit.removesuffix("s") if limit.most == 1 else unit
     beyond = [k for k, n in case.jobs.items() if (n < limit.most if limit.least else n > limit.most)]
     if hosting and "stage" in beyond:
         beyond.remove("stage")  # no such job is submitted
-    others = ", other users' included" if limit.shared else ""
+    others = ", other users' included" * limit.shared
     span = " in each job" if limit.of_a_job else f" at once{others}"
     text = f"{limit.holder} {'demands' if limit.least else 'allows'} {limit.most} {unit}{span}"
+    hosted = case.node(case.lanes) if hosting and not limit.least else 0
     if beyond:
         asks = ", ".join(f"a {kind} job asks for {case.jobs[kind]}" for kind in beyond)
         todo = f"{'these' if len(beyond) > 1 else 'it'} can never start: {_instead(case, beyond)}"
-        yield fail(what, f"{text}: {asks}", todo)
-        return
-    if not limit.of_a_job:
+        yield finding(what, f"{text}: {asks}", fail=todo)
+    elif not limit.of_a_job:
         yield _judge_together(what, text, case)
-        return
-    hosted = case.node(case.lanes) if hosting and not limit.least else 0
-    if hosted <= limit.most:
-        yield ok(what, f"{text}: no job asks for {'less' if limit.least else 'more'}")
-        return
-    lanes = max((n for n in range(2, case.lanes + 1) if case.node(n) <= limit.most), default=1)
-    text = f"{text}: a job that hosts a node's {case.lanes} trials asks for {hosted}"
-    yield warn_with({"borrow.max_gpus": case.gpus(lanes)}, f", or {case.another}", what, text)
+    elif hosted <= limit.most:
+        yield finding(what, f"{text}: no job asks for {'less' if limit.least else 'more'}")
+    else:
+        lanes = max((n for n in range(2, case.lanes + 1) if case.node(n) <= limit.most), default=1)
+        text = f"{text}: a job that hosts a node's {case.lanes} trials asks for {hosted}"
+        settings = {"borrow.max_gpus": lanes * case.facts.config.trial.gpus_per_trial}
+        yield finding(what, text, warn=f", or {case.another()}", settings=settings)
 
 
 def _judge_together(what: str, text: str, case: Case) -> Finding:
@@ -235,21 +218,21 @@ def _judge_together(what: str, text: str, case: Case) -> Finding:
     settings, node = case.settings_that_fit(), case.node(case.lanes)
     text = f"{text}: {_asks(case, node, case.beside)}"
     workers, nodes = settings.get("metric.workers"), settings.get("borrow.max_nodes", 0)
-    another = f", or {case.another}"
+    another = f", or {case.another()}"
     if not settings and node:
-        todo = f"jobs wait for each other, so an evaluation takes longer: set {case.another}"
-        return warn(what, f"{text}: not enough for a precursor, a trial and a worker at once", todo)
+        todo = f"jobs wait for each other, so an evaluation takes longer: set {case.another()}"
+        return finding(what, f"{text}: not enough for a precursor, a trial and a worker at once", warn=todo)
     if gpus := settings.get("borrow.max_gpus"):
-        text += f": enough for {gpus // case.gpus(1)} of {case.lanes} trials of a node"
+        trials = gpus // case.facts.config.trial.gpus_per_trial
+        text += f": enough for {trials} of {case.lanes} trials of a node"
     elif workers and node:
         text += f": enough for one node with {workers} of these"
     elif node:
         text += f": enough for {nodes} {'nodes' if nodes > 1 else 'node'} at once"
         another = ": jobs beyond the limit wait, and hold their node's memory meanwhile"
     if not settings or (not workers and nodes >= case.enough):
-        ahead = tuple(one for one in settings.items() if one[0] == "stage.prefetch")
-        return Finding(what=what, status="ok", found=text, settings=ahead)
-    return warn_with(settings, another, what, text)
+        another, settings = "", {k: n for k, n in settings.items() if k == "stage.prefetch"}
+    return finding(what, text, warn=another, settings=settings)
 
 
 def _asks(case: Case, node: int, beside: int) -> str:
@@ -276,7 +259,7 @@ def _instead(case: Case, kinds: Sequence[Purpose]) -> str:
         return f"set another QOS in {' and '.join(tables)}{host}"
     resource = RESOURCES[case.limit.what.partition(":")[0]]
     lower = " and ".join(filter(None, dict.fromkeys(resource.setting(ROLES[kind]) for kind in kinds)))
-    return f"{f'lower {lower}, or ' if lower else ''}set another {case.carrier(kinds)}"
+    return f"{f'lower {lower}, or ' if lower else ''}set {case.another(kinds)}"
 
 
 def setting_of_role(facts: Facts, kind: Purpose, field: str) -> str:
@@ -295,7 +278,7 @@ def _judge_time(facts: Facts, rules: SiteRules, accounting: Accounting) -> Itera
     if daemon < DAEMON_SECONDS:
         text = f"runs for at most {hours(daemon)}, then a successor goes on"
         todo = "it ends 3 minutes before its limit: run `evalspan daemon` on a login node, or set another [cluster] qos"
-        yield ok_unless(todo if daemon < LEAST_DAEMON_SECONDS else "", "coordinator's job", text)
+        yield finding("coordinator's job", text, warn=todo if daemon < LEAST_DAEMON_SECONDS else "")
     cut: dict[int, list[Purpose]] = {}
     for kind, job in facts.jobs.items():
         allowed = within_limits(job, options, rules, accounting).time_limit_seconds
@@ -307,5 +290,4 @@ def _judge_time(facts: Facts, rules: SiteRules, accounting: Accounting) -> Itera
         if "trial" in kinds:
             text += f" and not for [trial] time_limit ({hours(trial)})"
         setting = setting_of_role(facts, "trial" if "trial" in kinds else kinds[0], "qos")
-        todo = f"where a job takes longer, set another {setting} or account"
-        yield warn("MaxWall", text, todo)
+        yield finding("MaxWall", text, warn=f"where a job takes longer, set another {setting} or account")

@@ -1,13 +1,19 @@
 """Holds the rounds of a node check: one Slurm job for each test, and the records that its processes leave.
 
 Rule: a test that does not start in time is cancelled, and its nodes count as not checked. Whatever happens, no job and no
-file of a check outlives it. Called by `evalspan check-nodes`.
+file of a check outlives it. Called by `evalspan check-nodes`, and with `[nodes] check` by the daemon, beside its loop: each
+node is then checked alone before its first use of a day, and the loop offers it to no evaluation until `nodes.json` says so.
+A bad one is cordoned for a day. One that failed while another passed is cordoned for an hour, then checked again; where none
+passed the check may be at fault, and the node is taken last. No evaluation waits for a check that cannot be held.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import random
+import signal
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -17,6 +23,7 @@ from typing import Any
 from pydantic import Field
 
 from coordinator.allocation import cordons
+from coordinator.base.aside import Aside
 from coordinator.cluster import Cluster, ClusterError, NodesJob, NodeState
 from coordinator.cluster.node_choice import in_hostlist
 from coordinator.config.schema import Config
@@ -25,16 +32,19 @@ from coordinator.doctor.node_jobs import GRACE_SECONDS, NodeJob, Target, ask
 from coordinator.errors import OperatorError, RetryError
 from coordinator.evaluation.job_specs import Site
 from coordinator.intake.from_settings import site_of
-from coordinator.node_check.pairing import MOST_ROUNDS, Pairing, Verdict, World
-from coordinator.node_check.rates import Held, judge, own_rates
+from coordinator.node_check.pairing import MOST_ROUNDS, Held, Pairing, Verdict, World, judge, own_rates
 from coordinator.runtime import wiring
+from coordinator.runtime.loop import Coordinator
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import Record
 
 TEST_SECONDS = 120  # after which a process of a test ends itself
 TIME_LIMIT_SECONDS = 300  # of a test's job
 MEMORY_MB = 3072  # of each process of a test
-COMMAND = "check-nodes"  # names the check in `nodes.json`
+COMMAND, BY_DAEMON = "check-nodes", "the daemon's check"  # name the check in `nodes.json`
+# until a node's next check, by its verdict
+AFTER_SECONDS = {"ok": 86400.0, "bad": 86400.0, "suspect": 3600.0, "not checked": 600.0}
+log = logging.getLogger(__name__)
 
 
 class CheckedNode(Record):
@@ -194,3 +204,68 @@ def _look(one: NodeJob) -> None:
 
 def _records(one: NodeJob) -> list[Mapping[str, Any]]:
     return [json.loads(file.read_bytes()) for file in sorted(one.out.glob("*.json"))]
+
+
+# --- before use, in a process of its own ---------------------------------------------------------------------------
+
+
+class Asked(Record):
+    """What the process gets on its standard input."""
+
+    config: Config
+    nodes: tuple[str, ...]
+
+
+class NodeChecker:
+    """Starts the process for the daemon and does not wait for it."""
+
+    def __init__(self, config: Config, coordinator: Coordinator) -> None:
+        self._config, self._coordinator, self._nodes = config, coordinator, tuple[str, ...]()
+        self._work = WorkPaths(config.work_dir)
+        # File WORK_DIR/cache/node-check.log: output of checks of nodes before their use | the coordinator | may be removed
+        self._process = Aside(__name__, self._work.cache / "node-check.log")
+        coordinator.offers.checks_nodes = config.nodes.check and config.cluster.kind == "slurm"
+
+    def tick(self, now: float) -> None:
+        """Start what is due, where nothing runs. `now`: unix seconds. OSError where it cannot be started yet."""
+        if (code := self._process.ended()) is not None:
+            self._coordinator.offers.to_check = frozenset()  # of a look at `nodes.json` before it was written
+            if code:
+                log.warning("the check of %s has failed: see %s", ", ".join(self._nodes), self._process.log)
+                keep([CheckedNode(node=n, verdict="not checked") for n in self._nodes], self._work.nodes, now)
+        if not self._process.running and self._coordinator.offers.to_check:
+            self._nodes = tuple(sorted(self._coordinator.offers.to_check))
+            self._process.begin(Asked(config=self._config, nodes=self._nodes).model_dump_json().encode())
+
+    def stop(self) -> None:
+        """End what runs, which cancels its jobs; the next daemon checks again."""
+        self._process.stop()
+
+
+def keep(rows: Sequence[CheckedNode], place: Path, now: float) -> None:
+    """Write what was found to `nodes.json` (`place`). OSError."""
+    passed = any(row.verdict == "ok" for row in rows)
+    after = {row.node: now + AFTER_SECONDS[row.verdict] for row in rows}
+    for row in rows:
+        log.info("%s: %s %s", row.node, row.verdict, row.why)
+        if row.verdict in ("bad", "suspect"):
+            cordons.remember(
+                place, [(row.node, cordons.Failure(at=now, why=row.why, seen_by=BY_DAEMON))], now
+            )
+        if row.verdict == "bad" or (row.verdict == "suspect" and passed):
+            cordons.cordon(place, [row.node], after[row.node], now)
+    cordons.check_again(place, after, now)
+
+
+def main() -> int:
+    """The child process. Its output is the log."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that jobs are cancelled and files deleted
+    asked = Asked.model_validate_json(sys.stdin.buffer.read())
+    found = check(asked.config, asked.nodes, wait_seconds=TEST_SECONDS + 30.0, seed=0, alone=True)
+    keep(found.nodes, WorkPaths(asked.config.work_dir).nodes, time.time())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -78,7 +78,6 @@ def site(settings=None, **facts):
         "rules": rules(),
         "options": wiring.slurm_options(config),
         "jobs": collect.samples(config, [fake_node("n0")]),
-        "lanes": LANES,
         "gpu_nodes": [fake_node(f"n{i}", gpus=LANES) for i in range(4)],
         "user": "me",
     }

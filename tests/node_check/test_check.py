@@ -23,10 +23,17 @@ from support.sites import cluster, on_cluster
 from coordinator.allocation import cordons
 from coordinator.allocation.allocate import Demand, Limits, allocate
 from coordinator.errors import OperatorError
-from coordinator.node_check.before_use import keep
-from coordinator.node_check.pairing import Pairing, Verdict
-from coordinator.node_check.rates import Held, judge, outcome, slow_gathers, slow_nodes, trouble
-from coordinator.node_check.run import CheckedNode, choose
+from coordinator.node_check.pairing import (
+    Held,
+    Pairing,
+    Verdict,
+    judge,
+    outcome,
+    slow_gathers,
+    slow_nodes,
+    trouble,
+)
+from coordinator.node_check.run import CheckedNode, choose, keep
 from evaljobs import node_check
 
 NODES = {f"n{i}" for i in range(1, 6)}
