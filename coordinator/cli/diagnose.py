@@ -143,28 +143,24 @@ def _asked(settings: Config, system: str, user: str, votes: int) -> list[str]:
 
 
 def _of_job(job_id: str) -> Finding:
+    from coordinator.cluster import ClusterError
     from coordinator.cluster.past_jobs import look_up
+    from coordinator.cluster.slurm_rules import ask_slurm
     from coordinator.diagnosis.verdict import SURE, diagnose
     from coordinator.runtime.causes import read_logs
 
-    job = look_up(job_id, _output, SURE)
+    try:
+        job = look_up(job_id, ask_slurm, SURE)
+    except ClusterError as error:
+        raise OperatorError(f"job {job_id}: Slurm does not answer: {error}") from error
     if job is None:
         raise OperatorError(f"neither `scontrol` nor `sacct` knows a job {job_id} of yours")
-    if job.state in ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED"):
+    if not job.has_ended:
         raise OperatorError(f"job {job_id} has not ended: it is {job.state}")
     logs = [path for log in job.logs if (path := Path(log)).is_file()]
     if not logs:
         say(f"no log of job {job_id} is there ({', '.join(job.logs)})", "dim", err=True)
     return diagnose(read_logs(logs), state=job.state, exit_code=job.exit_code)
-
-
-def _output(argv: Sequence[str]) -> str:
-    from coordinator.base.run_command import CommandError, run_command
-
-    try:
-        return run_command(argv, seconds=60.0)
-    except CommandError:
-        return ""
 
 
 def _show(found: Finding) -> None:

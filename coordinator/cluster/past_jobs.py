@@ -1,17 +1,24 @@
 """Jobs of any kind that have ended: their state, exit code, nodes and logs, by `scontrol` and `sacct`.
 
 Rule: what one of the two does not know, the other may: `scontrol` forgets a job after MinJobAge, and not each site has
-accounting. Called from: `evalspan diagnose`.
+accounting, which is asked once a job has ended. Called from: `evalspan diagnose`, `evalspan supervise`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import PurePath
 from typing import NamedTuple
 
-FIELDS = ("JobIDRaw", "JobID", "JobName", "State", "ExitCode", "NodeList", "WorkDir", "SubmitLine", "User")
+from coordinator.cluster import ClusterError
+from coordinator.cluster.slurm_accounts import parse_rows
+from coordinator.cluster.slurm_limits import ends
+from coordinator.cluster.slurm_parse import PHASES
+from coordinator.cluster.slurm_rules import Ask
+
+FIELDS = "JobIDRaw,JobID,JobName,State,ExitCode,NodeList,WorkDir,SubmitLine,User"
 JOB_ID = re.compile(r"(\d+)(?:_(\d+))?(?:\.batch)?")
 _OUTPUT = re.compile(r"(?:^|\s)(?:--output[= ]|-o ?|--error[= ]|-e ?)(\S+)")
 
@@ -24,19 +31,32 @@ class PastJob(NamedTuple):
     nodes: str
     logs: tuple[str, ...]
 
+    @property
+    def word(self) -> str:
+        """The state without what stands behind it: "CANCELLED by 1000"."""
+        return self.state.split(" ")[0].rstrip("+")
 
-def look_up(job_id: str, run: Callable[[Sequence[str]], str], sure: Collection[str]) -> PastJob | None:
-    """The job of this id, or this member of an array; None where Slurm knows none. `run` gives a command's output, "" where it
-    failed; `sure`: states that count also where a step alone has them.
+    @property
+    def has_ended(self) -> bool:
+        return PHASES.get(self.word) == "ended" and self.word != "COMPLETING"
+
+
+def look_up(job_id: str, ask: Ask, sure: Collection[str]) -> PastJob | None:
+    """The job of this id, or this member of an array; None where Slurm knows none. ClusterError where it does not answer.
+
+    `sure`: states that count also where a step alone has them.
     """
-    shown = run(["scontrol", "--oneliner", "show", "job", job_id]).strip().splitlines()
-    listed = run(["sacct", "-j", job_id, "-P", "-n", "-o", ",".join(FIELDS)])
-    rows = [
-        dict(zip(FIELDS, line.split("|"), strict=True))
-        for line in listed.splitlines()
-        if line.count("|") == len(FIELDS) - 1
-    ]
-    now = dict(re.findall(r"(\w+)=(.*?)(?= \w+=|$)", shown[0])) if shown else {}
+    now: dict[str, str] = {}
+    try:
+        shown = ask(["scontrol", "--oneliner", "show", "job", job_id]).strip().splitlines()
+        now = dict(re.findall(r"(\w+)=(.*?)(?= \w+=|$)", shown[0])) if shown else {}
+    except ClusterError as error:
+        if ends(str(error)) != "gone":
+            raise
+    rows: list[dict[str, str]] = []
+    if not now or PastJob(now.get("JobState", ""), "", "", ()).has_ended:
+        with suppress(ClusterError):
+            rows = parse_rows(ask(["sacct", "-j", job_id, "-P", "-n", "-o", FIELDS]), FIELDS)
     if not now and not rows:
         return None
     job = rows[0] if rows else {}
@@ -44,16 +64,12 @@ def look_up(job_id: str, run: Callable[[Sequence[str]], str], sure: Collection[s
     state = (steps or [job])[0].get("State") or now.get("JobState", "")
     if now.get("JobState") in sure:
         state = now["JobState"]
-    logs = tuple(
-        dict.fromkeys(
-            path for key in ("StdOut", "StdErr") if (path := now.get(key, "")) not in ("", "/dev/null")
-        )
-    )
+    logs = (now.get(key, "") for key in ("StdOut", "StdErr"))
     return PastJob(
         state,
         job.get("ExitCode") or now.get("ExitCode", ""),
         job.get("NodeList") or now.get("NodeList", ""),
-        logs or _named(job, now),
+        tuple(dict.fromkeys(path for path in logs if path not in ("", "/dev/null"))) or _named(job, now),
     )
 
 

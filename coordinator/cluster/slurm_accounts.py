@@ -113,7 +113,7 @@ def parse_tres(text: str) -> dict[str, int]:
 
 
 def parse_rows(text: str, fields: str) -> list[dict[str, str]]:
-    """Rows of `sacctmgr -nP show … format=FIELDS`: field -> text; rows of another width are left out."""
+    """Rows of `sacctmgr` or `sacct` with -n and -P: field -> text; rows of another width are left out."""
     names = fields.split(",")
     rows = [line.split("|") for line in text.splitlines()]
     return [dict(zip(names, row, strict=True)) for row in rows if len(row) == len(names)]

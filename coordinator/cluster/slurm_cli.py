@@ -37,7 +37,7 @@ class SlurmCli:
     def submit(self, job: Job) -> str:
         """Run `sbatch`. After a ClusterError, look for the job's name before a retry."""
         options = self.options
-        arguments = ["sbatch", *sbatch_arguments(self.within_limits(job), options)]
+        words = ["sbatch", *sbatch_arguments(self.within_limits(job), options)]
         env = submission_environment(
             os.environ,
             options.env,
@@ -45,11 +45,15 @@ class SlurmCli:
             secrets=options.secrets,
             given=job.secrets,
         )
+        return self.sbatch(words, env, batch_script(job, options.log_mode))
+
+    def sbatch(self, words: Sequence[str], env: Mapping[str, str], script: str = "") -> str:
+        """Run this `sbatch --parsable …`; the job's id. `env`: its whole environment. Raises as `submit` does."""
         try:
-            out = self._run(arguments, stdin=batch_script(job, options.log_mode), env=env)
+            out = self.ask(words, stdin=script, env=env)
         except ClusterError as error:
             raise failure(str(error)) from error
-        job_id = out.strip().split(";", 1)[0]  # "id;cluster" on sites with several
+        job_id = (out.split() or [""])[-1].split(";", 1)[0]  # "id;cluster" on sites with several
         if not job_id.isdigit():
             raise ClusterError(f"sbatch printed no job id but {out.strip()[:80]!r}")
         return job_id
@@ -65,7 +69,7 @@ class SlurmCli:
     def _queue(self, wanted: str, token: str | None) -> list[JobState]:
         # --local: else each one asks for the federation, too
         argv = ["squeue", "--me", "--local", "--all", "--array", wanted, f"--format={text.QUEUE_FORMAT}"]
-        return text.parse_queue(self._run(argv), token)
+        return text.parse_queue(self.ask(argv), token)
 
     def nodes(self) -> list[NodeState]:
         """Run one `sinfo`: the nodes of the set partitions, or of the site's default one.
@@ -81,7 +85,7 @@ class SlurmCli:
         if not any(text.is_reserved(n) for n in nodes):
             return list(nodes)
         try:
-            found = text.parse_reservations(self._run(["scontrol", "--oneliner", "show", "reservation"]))
+            found = text.parse_reservations(self.ask(["scontrol", "--oneliner", "show", "reservation"]))
         except ClusterError:
             return list(nodes)
         said = "; ".join(str(reservation) for reservation in found if reservation.active)
@@ -104,9 +108,9 @@ class SlurmCli:
         """
         if time.monotonic() > self._asked_at + LIMITS_SECONDS:
             try:
-                self._rules = ask_rules(self._run)
+                self._rules = ask_rules(self.ask)
                 self._asked_at = time.monotonic()  # accounting may be away for longer
-                self._accounting = ask_accounting(self._rules, self._run) or Accounting()
+                self._accounting = ask_accounting(self._rules, self.ask) or Accounting()
             except ClusterError:
                 if not self._rules.config:
                     raise
@@ -116,20 +120,16 @@ class SlurmCli:
         """Run one `scancel` per thousand jobs; ignores ids that are gone."""
         for start in range(0, len(job_ids), IDS_A_CALL):
             try:
-                self._run(["scancel", *job_ids[start : start + IDS_A_CALL]])
+                self.ask(["scancel", *job_ids[start : start + IDS_A_CALL]])
             except ClusterError as error:
                 if error.stderr is None or text.not_cancelled(error.stderr):
                     raise
 
     def check(self, job: Job) -> None:
         """Run `sbatch --test-only`: validates, submits nothing."""
-        arguments = [
-            "sbatch",
-            "--test-only",
-            *sbatch_arguments(self.within_limits(job), self.options),
-        ]
+        words = ["sbatch", "--test-only", *sbatch_arguments(self.within_limits(job), self.options)]
         try:
-            self._run(arguments, stdin=batch_script(job, self.options.log_mode))
+            self.ask(words, stdin=batch_script(job, self.options.log_mode))
         except ClusterError as error:
             if error.stderr is None or ends(str(error)) == "away":
                 raise
@@ -137,9 +137,9 @@ class SlurmCli:
                 raise RefusedError(str(error)) from error
 
     def _node_rows(self) -> list[text.NodeRow]:
-        return text.parse_sinfo(self._run(["sinfo", "--Node", "--all", f"--Format={text.NODE_FORMAT}"]))
+        return text.parse_sinfo(self.ask(["sinfo", "--Node", "--all", f"--Format={text.NODE_FORMAT}"]))
 
-    def _run(self, argv: Sequence[str], stdin: str = "", env: Mapping[str, str] | None = None) -> str:
+    def ask(self, argv: Sequence[str], stdin: str = "", env: Mapping[str, str] | None = None) -> str:
         """Run one command within the time limit and return its standard output."""
         command = [*self.options.command_prefix, *argv]
         try:

@@ -37,7 +37,7 @@ class SlurmApi(SlurmCli):
         super().__init__(options)
         try:
             self.version = self._query("version")["version"]
-            slurm = self._run(["sinfo", "--version"]).split()
+            slurm = self.ask(["sinfo", "--version"]).split()
         except ClusterError as error:
             raise RefusedError(str(error)) from error
         if len(slurm) > 1 and slurm[1].split(".")[:2] != self.version.split(".")[:2]:

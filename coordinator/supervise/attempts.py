@@ -18,22 +18,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Protocol
 
-from coordinator.base.run_command import CommandError, run_command
 from coordinator.base.signals import SIGNALLED
-from coordinator.cluster import local_guardian
-from coordinator.cluster.job_environment import client_environment
+from coordinator.cluster import ClusterError, LimitError, local_guardian
 from coordinator.cluster.past_jobs import PastJob, look_up
-from coordinator.cluster.slurm_parse import PHASES
+from coordinator.cluster.slurm_cli import SlurmCli
+from coordinator.cluster.slurm_limits import ends
 from coordinator.diagnosis.lines import CHUNK
 from coordinator.diagnosis.verdict import SURE, Diagnosis, diagnose
-from coordinator.errors import OperatorError, RetryError
+from coordinator.errors import OperatorError
 from coordinator.runtime.causes import FAILED, read_logs
 
 PATIENCE = 3600.0  # seconds that a training has to end after SIGTERM; Slurm ends a job's processes sooner
 MOST_KEPT = 128 << 20  # bytes of output that are kept for the diagnosis, twice
 ASK_SECONDS = 5.0  # between two questions to Slurm
 NOTHING_SAID = Diagnosis(reason=None, owner="none", recoverable=True, line="", line_number=None, advice="")
-SLURM_SECONDS = 60.0  # for its answer
 OURS = re.compile(r"--(?:array|wait|comment|requeue|test-only|parsable)(?:=.*)?|-[aW].*")
 
 
@@ -43,7 +41,7 @@ class Attempt(Protocol):
     nodes: str
 
     def code(self) -> int | None:
-        """The exit code as a shell gives it; None while it runs. RetryError where that cannot be told now."""
+        """The exit code as a shell gives it; None while it runs. ClusterError where that cannot be told now."""
         ...
 
     def pulse(self) -> object:
@@ -126,56 +124,50 @@ class Child:
 
 
 class BatchJob:
-    """A job that `sbatch` submitted."""
+    """A job that `sbatch` submitted. The token of `slurm` is its comment."""
 
-    def __init__(self, job_id: str) -> None:
-        self.job_id, self.nodes = job_id, ""
+    def __init__(self, slurm: SlurmCli, job_id: str) -> None:
+        self.job_id, self.nodes, self._slurm = job_id, "", slurm
         self._job = PastJob("PENDING", "", "", ())
         self._asked = float("-inf")
 
     @classmethod
     def submitted(
-        cls, argv: Sequence[str], env: Mapping[str, str], token: str, exclude: Sequence[str]
+        cls, slurm: SlurmCli, argv: Sequence[str], env: Mapping[str, str], exclude: Sequence[str]
     ) -> BatchJob:
-        """OperatorError where Slurm refuses it; RetryError where it does not answer."""
+        """OperatorError where Slurm refuses it; ClusterError where it does not answer, or a limit is reached."""
         try:
-            out = run_command(sbatch_words(argv, token, exclude), seconds=SLURM_SECONDS, env=env)
-        except CommandError as error:
-            kind = RetryError if error.timed_out or "Unable to contact" in error.stderr else OperatorError
-            raise kind(f"{argv[0]}: {error}") from error
-        return cls(out.strip().splitlines()[-1].split(";")[0])
+            return cls(slurm, slurm.sbatch(sbatch_words(argv, slurm.options.token, exclude), env))
+        except ClusterError as error:
+            if isinstance(error, LimitError) or ends(str(error)) == "away":
+                raise
+            raise OperatorError(f"{argv[0]}: {error}") from error
 
     @classmethod
-    def running(cls, token: str) -> BatchJob | None:
-        """The job of an earlier supervision that has not ended. RetryError where Slurm does not answer."""
-        listed = _slurm("squeue", "--me", "--noheader", "--format=%i|%T|%k")
-        for line in listed.splitlines():
-            job_id, state, comment = line.split("|", 2)
-            if comment.strip() == token and PHASES.get(state) != "ended":
-                return cls(job_id)
-        return None
+    def running(cls, slurm: SlurmCli) -> BatchJob | None:
+        """The job of an earlier supervision that has not ended. ClusterError where Slurm does not answer."""
+        open_ones = (job.job_id for job in slurm.jobs() if job.phase != "ended")
+        return next((cls(slurm, job_id) for job_id in open_ones), None)
 
     def code(self) -> int | None:
         if time.monotonic() - self._asked < ASK_SECONDS:
             return None
         self._asked = time.monotonic()
-        found = look_up(self.job_id, lambda argv: "" if argv[0] == "sacct" else _known(argv), SURE)
-        if found is None or _has_ended(found):
-            found = look_up(self.job_id, _known, SURE) or found
+        found = look_up(self.job_id, self._slurm.ask, SURE)
         if found is None:  # Slurm has forgotten it: its log must tell
             found = self._job._replace(state="", exit_code="")
         self._job, self.nodes = found, found.nodes if found.nodes not in ("(null)", "None assigned") else ""
-        if found.state and not _has_ended(found):
+        if found.state and not found.has_ended:
             return None
         said, _, number = found.exit_code.partition(":")
-        if _word(found) == "COMPLETED":
+        if found.word == "COMPLETED":
             return 0
         if not found.state and self.cause(hung=True) == NOTHING_SAID:
             return 0
         return SIGNALLED + int(number) if number.isdigit() and int(number) else int(said or 0) or 1
 
     def pulse(self) -> object:
-        if _word(self._job) != "RUNNING":
+        if self._job.word != "RUNNING":
             return time.monotonic()
         found = []
         for log in self._job.logs:
@@ -185,12 +177,13 @@ class BatchJob:
         return found
 
     def end(self) -> None:
-        _slurm("scancel", self.job_id)
+        self._slurm.cancel([self.job_id])
 
     def tell(self, number: int) -> bool:
         if number in (signal.SIGINT, signal.SIGTERM):
             return False
-        _slurm("scancel", "--batch", f"--signal={signal.Signals(number).name[3:]}", self.job_id)
+        name = signal.Signals(number).name[3:]
+        self._slurm.ask(["scancel", "--batch", f"--signal={name}", self.job_id])
         return True
 
     def cause(self, *, hung: bool) -> Diagnosis:
@@ -224,32 +217,7 @@ def sbatch_words(argv: Sequence[str], token: str, exclude: Sequence[str]) -> lis
     return [argv[0], "--parsable", "--no-requeue", f"--comment={token}", *more, *words]
 
 
-def _has_ended(job: PastJob) -> bool:
-    return PHASES.get(_word(job)) == "ended" and _word(job) != "COMPLETING"
-
-
-def _word(job: PastJob) -> str:
-    return job.state.split(" ")[0].rstrip("+")
-
-
 def _diagnosed(logs: Mapping[str, Iterator[bytes]], state: str, code: str) -> Diagnosis:
     """`state` "": it hangs, and a log that tells of nothing is no sign of health."""
     found = diagnose(logs, state=state, exit_code=code if state else "").diagnosis
     return NOTHING_SAID if not state and found.reason == "Healthy" else found
-
-
-def _known(argv: Sequence[str]) -> str:
-    """What Slurm prints; "" where it knows no such job, or has no accounting. RetryError where it does not answer."""
-    try:
-        return _slurm(*argv)
-    except RetryError as error:
-        if argv[0] == "sacct" or "Invalid job id" in str(error):
-            return ""
-        raise
-
-
-def _slurm(*argv: str) -> str:
-    try:
-        return run_command(argv, seconds=SLURM_SECONDS, env=client_environment(os.environ, {}))
-    except CommandError as error:
-        raise RetryError(f"{argv[0]}: {error}") from error

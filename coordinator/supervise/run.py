@@ -14,18 +14,21 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from coordinator.base import clock
 from coordinator.base.signals import SIGNALLED, Signals
+from coordinator.cluster import ClusterError
 from coordinator.cluster.job_environment import client_environment
+from coordinator.cluster.slurm_cli import SlurmCli
 from coordinator.config.schema import Config
 from coordinator.diagnosis.verdict import Diagnosis
-from coordinator.errors import EvalspanError, OperatorError, RetryError
+from coordinator.errors import EvalspanError, OperatorError
 from coordinator.intake.checkpoint import step_of
 from coordinator.monitor import notify
 from coordinator.node_check.run import check
+from coordinator.runtime import wiring
 from coordinator.runtime.causes import accept_rules
 from coordinator.runtime.work_lock import locked
 from coordinator.supervise.attempts import Attempt, BatchJob, Child, sbatch_words
@@ -93,7 +96,7 @@ class Supervision:
     _losses: Losses = field(default_factory=Losses)
 
     def run(self) -> int:
-        """Until the training has ended, or is not started again; its exit code. OperatorError, RetryError."""
+        """Until the training has ended, or is not started again; its exit code. OperatorError."""
         self._news = notify.notifier_of(self.config.notify)
         if self._batch:
             sbatch_words(self.argv, "", ())  # refuses
@@ -127,7 +130,7 @@ class Supervision:
     # --- one attempt -----------------------------------------------------------------------------------------------------
 
     def _start(self, number: int) -> Attempt:
-        """Start it, or follow the job of an earlier supervision. OperatorError, RetryError."""
+        """Start it, or follow the job of an earlier supervision. OperatorError."""
         self._newest, damaged = self._whole()
         for line in damaged:
             self.say(f"not whole, and not used: {line}")
@@ -145,13 +148,14 @@ class Supervision:
             return Child(self.argv, os.environ | ours)
         token = f"evalspan-supervise-{hashlib.sha256(self.place.encode()).hexdigest()[:12]}"
         env = client_environment(os.environ, ours)
+        slurm = SlurmCli(replace(wiring.slurm_options(self.config), token=token))
         while True:
             try:
-                if (running := BatchJob.running(token)) is not None:
+                if (running := BatchJob.running(slurm)) is not None:
                     self.say(f"follows job {running.job_id}, which was submitted before")
                     return running
-                job = BatchJob.submitted(self.argv, env, token, self._excluded)
-            except RetryError as error:
+                job = BatchJob.submitted(slurm, self.argv, env, self._excluded)
+            except ClusterError as error:
                 self._again("Slurm does not answer", error)
             else:
                 without = f", without {','.join(self._excluded)}" if self._excluded else ""
@@ -180,7 +184,7 @@ class Supervision:
                 self._pass_on(attempt)
                 watch.look(self._beat(), clock.now())
                 trouble = False
-            except RetryError as error:
+            except ClusterError as error:
                 if not trouble:
                     self.say(f"no news of the training, which is looked for again: {error}")
                 trouble = True
