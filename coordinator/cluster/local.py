@@ -137,6 +137,7 @@ class LocalCluster:
         self._folder = state_dir.absolute()
         self._lock = threading.RLock()
         self._last_id = 0
+        self._shortened_at = 0.0  # when jobs.jsonl was, in monotonic seconds
         self._members: list[_Member] = []
         self._live: list[_Member] = []  # those that have not ended, in the order of submission
         self._alive: int | None = None  # read end of the guardians' pipe, once in charge
@@ -148,6 +149,8 @@ class LocalCluster:
         self.check(job)
         with self._lock, self._disk():
             self._take_charge()
+            if time.monotonic() > self._shortened_at + KEEP_SECONDS:
+                self._kept_rows()
             row = {"job_id": str(self._last_id + 1), "name": job.name, "submitted_at": time.time()}
             with os.fdopen(make_file(self._folder / "jobs.jsonl"), "a") as file:
                 file.write(json.dumps({**row, "count": job.count}) + "\n")
@@ -219,18 +222,23 @@ class LocalCluster:
         if self._alive is not None:
             return
         make_folder(self._folder)
-        file, kept = self._folder / "jobs.jsonl", b""
+        for row in self._kept_rows():
+            self._add(None, **row, phase="running", state="RUNNING", stop=COORDINATOR_ENDED)
+        self._alive, self._alive_end = os.pipe()
+
+    def _kept_rows(self) -> list[dict[str, Any]]:
+        """Rows of jobs.jsonl that are younger than KEEP_SECONDS; the others, but for the last id, are removed from the file."""
+        file, rows = self._folder / "jobs.jsonl", list[dict[str, Any]]()
         with contextlib.suppress(FileNotFoundError):
             for text in file.read_text().splitlines():
                 with contextlib.suppress(json.JSONDecodeError):  # a torn line: its job never ran
-                    line = json.loads(text)
-                    self._last_id = max(self._last_id, int(line["job_id"]))
-                    if line["submitted_at"] > time.time() - KEEP_SECONDS:
-                        self._add(None, **line, phase="running", state="RUNNING", stop=COORDINATOR_ENDED)
-                        kept += f"{text}\n".encode()
-        if kept:  # the last id is in it
-            write_atomic(file, kept)
-        self._alive, self._alive_end = os.pipe()
+                    rows.append(json.loads(text))
+        self._last_id = max([self._last_id, *(int(row["job_id"]) for row in rows)])
+        young = [row for row in rows if row["submitted_at"] > time.time() - KEEP_SECONDS]
+        if left := young or rows[-1:]:
+            write_atomic(file, "".join(f"{json.dumps(row)}\n" for row in left).encode())
+        self._shortened_at = time.monotonic()
+        return young
 
     def _add(self, job: Job | None, count: int, **more: Any) -> None:
         """Take in a job. `more`: fields of its members."""

@@ -168,11 +168,16 @@ def test_ended_jobs_are_forgotten(tmp_path, monkeypatch):
     file = tmp_path / "jobs" / "jobs.jsonl"
     old = json.loads(file.read_text().splitlines()[0]) | {"job_id": "1", "submitted_at": 0.0}
     file.write_text("".join(f"{json.dumps(old)}\n" * 1000) + file.read_text())
+    local._shortened_at = float("-inf")
+    third = local.submit(sh(tmp_path, "c", "true"))
+    assert len(file.read_text().splitlines()) == 3
+    file.write_text("".join(f"{json.dumps(old)}\n" * 1000) + file.read_text())
     local.close()
     after = cluster(tmp_path)
     after.jobs()
-    assert len(file.read_text().splitlines()) == 2
-    assert int(after.submit(sh(tmp_path, "c", "true"))) > max(int(ended), int(running))
+    assert len(file.read_text().splitlines()) == 3
+    ids = [int(job_id) for job_id in (ended, running, third)]
+    assert int(after.submit(sh(tmp_path, "d", "true"))) > max(ids)
 
 
 def test_the_end_says_how(tmp_path):
