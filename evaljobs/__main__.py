@@ -37,9 +37,9 @@ PASSED_ON = {
     "sandbox": ("evaljobs.sandbox.cli", "main"),
     "clean": ("evaljobs.staging.clean", "clean_main"),
     "probe": ("evaljobs.staging.node_probe", "main"),
-    "catalogue": ("evaljobs.lmeval.catalogue", "main"),
+    "catalogue": ("evaljobs.lmeval.catalogue", "describe_own"),
     "changed": ("evaljobs.lmeval.shown_inputs", "main"),
-    "tasks": ("evaljobs.lmeval.task_index", "main"),
+    "tasks": ("evaljobs.lmeval.catalogue", "check"),
     "node-check": ("evaljobs.node_check", "main"),
 }
 

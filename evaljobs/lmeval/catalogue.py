@@ -1,25 +1,45 @@
-"""What tasks, groups and tags hold, by their YAML files: kind, metrics, data, members.
+"""What tasks, groups and tags there are, what they hold, and whether lm-eval can load them, by their YAML files.
 
-Rule: reads YAML files, loads no task, imports no lm_eval. The description of lm-eval's own tasks, of which reading takes
-seconds, is kept in the cache folder, by version. Called from `task_index` and `coordinator.intake.catalogue`.
+    python -m evaljobs catalogue CACHE    describes lm-eval's own tasks there, by version: reading them takes seconds
+    python -m evaljobs tasks JSON         prints an `Answer` as a line of JSON: how lm-eval resolves the names of a suite
+
+Rule: it reads YAML files, folders and the Hugging Face cache, loads no task and imports no function. Not checked: what is in
+modules and data, which the build says, data sets of tasks that are Python classes, and metric scripts. Called from
+`evaljobs.lmeval.run` and `coordinator.intake.catalogue`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import importlib.metadata
 import importlib.util
 import json
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from evaljobs.contract.paths import task_catalogue
 from evaljobs.contract.storage import write_atomic
-from evaljobs.lmeval.task_paths import source
-from evaljobs.lmeval.task_yaml import Function, Index, index_of, merged_config, names_in, parsed
+from evaljobs.errors import JobError, OperatorError
+from evaljobs.lmeval import conversations, quiet_environment, task_paths
+from evaljobs.lmeval.task_yaml import (
+    Defined,
+    Function,
+    Index,
+    defined_by,
+    index_of,
+    merged_config,
+    missing_include,
+    names_in,
+    parsed,
+    reached,
+    texts,
+)
 
 FUNCTION = "!function"
 # of a YAML without metric_list (lm_eval/api/registry.py, 0.4.13)
@@ -29,11 +49,14 @@ DEFAULT_METRICS = {
     "multiple_choice": ("acc", "acc_norm"),
     "generate_until": ("exact_match",),
 }
+MAX_NEAREST = 3
+# arguments of load_dataset that do not select data
+HANDLING = ("split", "streaming", "keep_in_memory", "num_proc", "verification_mode", "save_infos", "trust_remote_code")  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class Described:
-    """A task, or a group or tag with the names of its members."""
+@dataclass(kw_only=True)
+class Described(Defined):
+    """A task, group or tag, with what it holds."""
 
     kind: str  # a task's output type; "group", "tag", or "python" for a task that is a class
     metrics: tuple[str, ...] = ()
@@ -43,26 +66,23 @@ class Described:
     split: str = ""  # the split that is scored
     files: tuple[str, ...] = ()  # full paths or patterns of that split's local data
     filtered: bool = False  # a function chooses or makes the documents: rows are not documents
-    members: tuple[str, ...] = ()
-    yaml: str = ""
 
 
 def describe(index: Index, read: Callable[[Path], dict[str, Any]] = parsed) -> dict[str, Described]:
     """Name -> description of all that an index defines. `read`: gives a YAML's own content."""
-    found = {}
-    for name, entry in index.items():
-        if entry.path is None:
-            found[name] = Described(kind="tag", members=tuple(entry.members))
-        else:
-            found[name] = described(merged_config(entry.path, read=read), entry.path)
-    return found
+    return {
+        name: _described(merged_config(Path(one.yaml), read=read), one.yaml)
+        if one.yaml
+        else Described(kind="tag", members=one.members)
+        for name, one in index.items()
+    }
 
 
-def described(config: Mapping[str, Any], file: Path) -> Described:
+def _described(config: Mapping[str, Any], file: str) -> Described:
     if "class" in config:
-        return Described(kind="python", yaml=str(file))
+        return Described(kind="python", yaml=file)
     if "group" in config:
-        return Described(kind="group", members=tuple(names_in(config.get("task"))), yaml=str(file))
+        return Described(kind="group", members=[*names_in(config.get("task"))], yaml=file)
     split = str(config.get("test_split") or config.get("validation_split") or "")
     shots = config.get("num_fewshot")
     kind = str(config.get("output_type") or "generate_until")
@@ -76,7 +96,7 @@ def described(config: Mapping[str, Any], file: Path) -> Described:
         split=split,
         files=files,
         filtered=config.get("process_docs") is not None,
-        yaml=str(file),
+        yaml=file,
     )
 
 
@@ -93,7 +113,7 @@ def _data(config: Mapping[str, Any], split: str) -> tuple[str, tuple[str, ...]]:
     if isinstance(named, dict) and "data_files" in named:
         own = {**named, "data_files": list(_of_split(named["data_files"], split))}
         config = {**config, "dataset_kwargs": own}
-    found, custom = source(config), config.get("custom_dataset")
+    found, custom = task_paths.source(config), config.get("custom_dataset")
     dataset = found.hub or found.path or "" if custom is None else f"{FUNCTION} {custom}"
     return str(dataset), found.files
 
@@ -142,7 +162,186 @@ def own_tasks(cache: Path | None) -> dict[str, Described]:
     return found
 
 
-def main(arguments: Sequence[str]) -> int:
+def describe_own(arguments: Sequence[str]) -> int:
     """`python -m evaljobs catalogue CACHE`."""
     own_tasks(Path(arguments[0]))
     return 0
+
+
+# --- the tasks of a suite ------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=8)  # a job asks for each of its tasks, and a folder may hold thousands of YAMLs
+def folder_index(include_path: tuple[str, ...]) -> Index:
+    """Tasks, groups and tags that the folders define. OperatorError where a folder is missing, or a name is no text."""
+    for folder in include_path:
+        if not Path(folder).is_dir():
+            raise OperatorError(f"include_path {folder} is no folder: correct it in the suite file")
+    return index_of(include_path, _with_names)
+
+
+def _with_names(path: Path) -> dict[str, Any]:
+    """A YAML's own content. OperatorError where a name in it is no text: lm-eval fails as it sorts all names."""
+    config = parsed(path)
+    for key in ("task", "group", "tag"):
+        value = config.get(key, "")
+        for name in (value or ()) if key == "tag" and not isinstance(value, str) else [value]:
+            if not isinstance(name, str | dict | list):
+                raise OperatorError(
+                    f"{path}: {key}: {json.dumps(name, default=str)} is no text, and with such a name in include_path "
+                    "lm-eval loads no task: write it in quotes, or remove the file"
+                )
+    return config
+
+
+def unknown_tasks(names: Sequence[str], known: Sequence[str]) -> dict[str, list[str]]:
+    """Names that lm-eval does not define, each with the nearest defined ones, best first."""
+    there = set(known)
+    return {
+        name: difflib.get_close_matches(name, known, n=MAX_NEAREST, cutoff=0.5)
+        for name in names
+        if name not in there
+    }
+
+
+@dataclass(kw_only=True)
+class Answer:
+    """The names of a suite, sorted by what lm-eval can do with them."""
+
+    unknown: dict[str, list[str]] = field(default_factory=dict)  # name -> nearest names
+    unfit: dict[str, str] = field(default_factory=dict)  # task -> why it cannot run
+    uncached: dict[str, str] = field(default_factory=dict)  # leaf task -> its missing data set
+    files: list[str] = field(default_factory=list)  # local data: files, file patterns, folders
+
+
+def check(arguments: Sequence[str]) -> int:
+    """The argument: keywords of `ask`, as JSON."""
+    quiet_environment(offline=True)
+    os.environ["LMEVAL_LOG_LEVEL"] = "ERROR"
+    try:
+        answer = ask(**json.loads(arguments[0]))
+    except JobError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    sys.stdout.write(json.dumps(asdict(answer)) + "\n")
+    return 0
+
+
+def ask(
+    include_path: Sequence[str], names: Sequence[str], cache: str | None = None, *, chat: bool = False
+) -> Answer:
+    """How lm-eval resolves these names or YAML files. `cache`: folder; `chat`: the suite applies a chat template.
+
+    Call it offline, as jobs run.
+    """
+    answer = Answer()
+    files = {name: defined_by(Path(name)) for name in names if Path(name).is_file()}
+    index: Index = {**folder_index(tuple(include_path)), **files}
+    if not reached(index, names) <= index.keys():
+        index = {**own_tasks(Path(cache) if cache else None), **index}
+    answer.unfit = {
+        name: why
+        for name in reached(index, names)
+        if name in index and (path := index[name].yaml) and (why := missing_include(Path(path)))
+    }
+    answer.unknown = unknown_tasks([n for n in names if n not in answer.unfit], list(index))
+    cached: dict[str, bool] = {}
+    whole = {name: one for name, one in index.items() if name not in answer.unfit}
+    for name, config in _leaf_configs(whole, names).items():
+        _look(answer, name, config, chat=chat, cached=cached)
+    return answer
+
+
+def _leaf_configs(index: Index, names: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+    """YAML configs of these names' leaf tasks, with their groups' settings."""
+    from lm_eval.tasks._factory import GROUP_FIELD_NAMES  # noqa: PLC0415
+
+    found: dict[str, Mapping[str, Any]] = {}
+
+    def visit(item: Any, inherited: Mapping[str, Any], above: frozenset[str]) -> None:
+        own = item if isinstance(item, dict) else {"task": item}
+        name = str(own.get("group") or own.get("task"))
+        entry = index.get(name)
+        if name in above or (entry is None and own is not item):
+            return
+        inherited = {**inherited, **{key: own[key] for key in own if key not in ("group", "task")}}
+        if entry is not None and not entry.yaml:
+            for member in sorted(entry.members):
+                visit(member, inherited, above | {name})
+            return
+        config = own if entry is None or not entry.yaml else merged_config(Path(entry.yaml))
+        if "group" not in config:
+            found[name] = {**config, **inherited}
+            return
+        listed = config.get("task")
+        more = {key: value for key, value in config.items() if key not in GROUP_FIELD_NAMES}
+        for member in listed if isinstance(listed, list) else []:
+            visit(member, {**more, **inherited}, above | {name})
+
+    for name in names:
+        visit(name, {}, frozenset())
+    return found
+
+
+def _look(
+    answer: Answer, name: str, config: Mapping[str, Any], *, chat: bool, cached: dict[str, bool]
+) -> None:
+    turns = conversations.unfit(config, chat=chat)
+    source = task_paths.Source() if "class" in config else task_paths.source(config)
+    why = (
+        (turns and f"it has further turns, but {turns}")
+        or source.trouble
+        or task_paths.missing_function(config)
+        or unscorable(config)
+    )
+    if why:
+        answer.unfit.setdefault(name, why)
+    if not source.trouble:
+        answer.files += [file for file in source.files if file not in answer.files]
+    if source.hub:
+        key = json.dumps([source.hub, config.get("dataset_name"), dict(source.keywords)], default=str)
+        if key not in cached:
+            cached[key] = is_cached(source, config.get("dataset_name"))
+        if not cached[key]:
+            answer.uncached[name] = source.hub + task_paths.nor_beside(config)
+
+
+def unscorable(config: Mapping[str, Any]) -> str:
+    """The message for an output type or a metric that lm-eval lacks; "" where there is none."""
+    from lm_eval.api.registry import metric_registry  # noqa: PLC0415
+    from lm_eval.api.task import ALL_OUTPUT_TYPES  # noqa: PLC0415
+
+    if "class" in config:
+        return ""
+    kind = config.get("output_type", "generate_until")
+    if kind not in ALL_OUTPUT_TYPES:
+        return f"output_type {kind!r} should be {', '.join(ALL_OUTPUT_TYPES[:-1])} or {ALL_OUTPUT_TYPES[-1]}"
+    listed = config.get("metric_list")
+    # the module of a function may register metrics of its own
+    registers = any(isinstance(value, Function) for _, value in texts(config))
+    for each in listed if isinstance(listed, list) and config.get("process_results") is None else ():
+        metric = each.get("metric") if isinstance(each, dict) else None
+        if metric is None:
+            return "metric_list: an entry names no metric"
+        if isinstance(metric, Function) or each.get("hf_evaluate") is True or metric in metric_registry:
+            continue
+        if not registers:
+            found = difflib.get_close_matches(str(metric), list(metric_registry.keys()))
+            near = f" (nearest: {', '.join(found)})" if found else ""
+            return (
+                f"metric_list: lm-eval has no metric {metric!r}{near}; one of Hugging Face's evaluate "
+                "library needs `hf_evaluate: true`, and `evalspan prepare` fetches it"
+            )
+    return ""
+
+
+def is_cached(source: task_paths.Source, subset: str | None) -> bool:
+    """Whether `datasets` finds a hub data set offline; True where another error comes up."""
+    import datasets  # noqa: PLC0415
+
+    keywords = {key: value for key, value in source.keywords.items() if key not in HANDLING}
+    try:
+        datasets.load_dataset_builder(source.path, name=subset, **keywords)
+    except Exception as error:  # noqa: BLE001 (of many libraries; loading the task reports it)
+        return not (isinstance(error, FileNotFoundError) or task_paths.not_cached(error))
+    return True

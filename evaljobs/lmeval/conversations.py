@@ -5,7 +5,7 @@ message, or a list of them. Rule: a conversation is one request as lm-eval made 
 response, a list with an answer per turn. The trial applies the chat template to lm-eval's messages,
 the answers so far and the next message. A turn is generated for the members of the first turn's
 batch, so no answer depends on sharding. The type of a response, never its text, tells a
-conversation from a single answer. Called from `requests.build`, `trial.engines`, `task_index` and
+conversation from a single answer. Called from `requests.build`, `trial.engines`, `catalogue` and
 judge tasks.
 """
 

@@ -2,13 +2,12 @@
 
 Rule: the same call builds request sets and computes scores, with the arguments of the `lm_eval`
 command (0.4.13). So both draw the same prompts. Tasks are loaded inside that call, after its seeds.
-Imports no torch. Called from `requests.build`, `scoring.score` and `task_index`.
+Imports no torch. Called from `requests.build` and `scoring.score`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import json
 import os
@@ -23,26 +22,12 @@ from typing import Any
 from evaljobs.contract.specs import ModelOptions, SuiteSpec, TaskEntry
 from evaljobs.errors import JobError, OperatorError, one_line
 from evaljobs.lmeval import hooks, present_data, source_files, task_errors, task_paths
-from evaljobs.lmeval.catalogue import own_tasks
-from evaljobs.lmeval.task_yaml import Index, index_of, parsed, reached
+from evaljobs.lmeval.catalogue import folder_index, own_tasks, unknown_tasks
+from evaljobs.lmeval.task_yaml import reached
 
 DEFAULT_SEEDS = (0, 1234, 1234, 1234)  # python, numpy, torch, few-shot: lm_eval/_cli/run.py --seed
-MAX_NEAREST = 3
 HUB_SECONDS = 10.0  # longest wait for the Hub's first answer
 NO_HUB = "EVALSPAN_NO_HUB"  # variable of a build: why the Hub cannot be asked
-NOT_CACHED = ("ConnectionError", "OfflineModeIsEnabled", "LocalEntryNotFoundError", "DatasetNotFoundError")
-
-
-def quiet_environment(*, offline: bool) -> None:
-    """Set the variables that lm-eval, datasets and transformers read when imported."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # as the lm_eval command does
-    os.environ.setdefault("TQDM_DISABLE", "1")  # progress bars fill job logs
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("LMEVAL_LOG_LEVEL", "WARNING")
-    if offline:
-        os.environ["HF_HUB_OFFLINE"] = "1"
-        os.environ["HF_DATASETS_OFFLINE"] = "1"
-        os.environ["HF_EVALUATE_OFFLINE"] = "1"
 
 
 def look_for_hub() -> None:
@@ -97,15 +82,6 @@ class Tasks:
         return self.loaded
 
 
-def not_cached(error: BaseException) -> bool:
-    """Whether `datasets` or the hub says that a data set is not on this machine."""
-    return (
-        isinstance(error, ConnectionError)
-        or type(error).__name__ in NOT_CACHED
-        or "Couldn't find cache" in str(error)
-    )
-
-
 def _explained(error: Exception, names: Any) -> Exception:
     """The error for a task that does not load, with what to do about it."""
     named = names if isinstance(names, str) else ", ".join(map(str, names))
@@ -114,7 +90,7 @@ def _explained(error: Exception, names: Any) -> Exception:
     while cause is not None and cause not in causes:
         causes.append(cause)
         cause = cause.__cause__ or cause.__context__
-    if any(not_cached(cause) for cause in causes):
+    if any(task_paths.not_cached(cause) for cause in causes):
         if os.environ.get("HF_DATASETS_OFFLINE") != "1":
             return OperatorError(
                 f"the data set of task {named} could not be fetched ({os.environ.get(NO_HUB) or one_line(error)}): "
@@ -196,39 +172,6 @@ def task_manager(
     text = json.dumps(metadata or {}, sort_keys=True, default=str)
     index = folder_index(tuple(include_path))
     return _manager(tuple(include_path), text, cache, own=not reached(index, [name]) <= index.keys())
-
-
-@functools.lru_cache(maxsize=8)  # a job asks for each of its tasks, and a folder may hold thousands of YAMLs
-def folder_index(include_path: tuple[str, ...]) -> Index:
-    """Tasks, groups and tags that the folders define. OperatorError where a folder is missing, or a name is no text."""
-    for folder in include_path:
-        if not Path(folder).is_dir():
-            raise OperatorError(f"include_path {folder} is no folder: correct it in the suite file")
-    return index_of(include_path, _with_names)
-
-
-def _with_names(path: Path) -> dict[str, Any]:
-    """A YAML's own content. OperatorError where a name in it is no text: lm-eval fails as it sorts all names."""
-    config = parsed(path)
-    for key in ("task", "group", "tag"):
-        value = config.get(key, "")
-        for name in (value or ()) if key == "tag" and not isinstance(value, str) else [value]:
-            if not isinstance(name, str | dict | list):
-                raise OperatorError(
-                    f"{path}: {key}: {json.dumps(name, default=str)} is no text, and with such a name in include_path "
-                    "lm-eval loads no task: write it in quotes, or remove the file"
-                )
-    return config
-
-
-def unknown_tasks(names: Sequence[str], known: Sequence[str]) -> dict[str, list[str]]:
-    """Names that lm-eval does not define, each with the nearest defined ones, best first."""
-    there = set(known)
-    return {
-        name: difflib.get_close_matches(name, known, n=MAX_NEAREST, cutoff=0.5)
-        for name in names
-        if name not in there
-    }
 
 
 def run_entry(

@@ -150,8 +150,8 @@ def named_by(include_path: Sequence[str], name: str, digests: Digests) -> Named:
             continue
         seen.add(one)
         waiting += found.members
-        if found.path is not None:
-            named.yaml(found.path, found.path.parent)
+        if found.yaml:
+            named.yaml(Path(found.yaml), Path(found.yaml).parent)
     return named
 
 
@@ -164,9 +164,9 @@ def _defined(include_path: Sequence[str], name: str, digests: Digests) -> Define
 def is_one_task(include_path: Sequence[str], name: str, digests: Digests) -> bool:
     """Is it certain that an entry of the suite's own is one leaf task? Not of a group, a tag, or a name that is not found."""
     found = _defined(include_path, name, digests)
-    if found is None or found.path is None or found.members:
+    if found is None or not found.yaml or found.members:
         return False
-    config = merged_config(found.path)
+    config = merged_config(Path(found.yaml))
     return "group" not in config and isinstance(config.get("task", ""), str)
 
 

@@ -8,7 +8,7 @@
 
 Rule: configs stay as written, so requests and results do not depend on where a suite lies. Inside
 `relative_to_yaml` lm-eval's YAML loader marks each path with its YAML, and `source` makes full paths
-when a task loads its data. Called from `run` and `task_index`.
+when a task loads its data. Called from `run` and `catalogue`.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ LOADERS = frozenset(
         "webdataset", "xml",
     )
 )  # fmt: skip
+NOT_CACHED = ("ConnectionError", "OfflineModeIsEnabled", "LocalEntryNotFoundError", "DatasetNotFoundError")
 REMOTE = ("://", "::")  # URLs, and chains of them as fsspec writes them
 
 
@@ -205,6 +206,15 @@ def _download(original: Callable[..., Any], task: Any, keywords: Any, **more: An
         task.config.dataset_kwargs, task.DATASET_PATH = written, path
         for key in set(named or ()) - set(full):
             del named[key]  # lm-eval drops trust_remote_code from the config itself
+
+
+def not_cached(error: BaseException) -> bool:
+    """Whether `datasets` or the hub says that a data set is not on this machine."""
+    return (
+        isinstance(error, ConnectionError)
+        or type(error).__name__ in NOT_CACHED
+        or "Couldn't find cache" in str(error)
+    )
 
 
 def missing_function(config: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 Rule: files are merged and indexed as lm-eval does it (lm_eval/tasks/_yaml_loader.py, _index.py,
 0.4.13). A data path and a function keep the YAML file that has them. Called from `source_files`
-(keys), `task_paths` (loading), `task_index` (the check before a submission) and `run`.
+(keys), `task_paths` (loading), `catalogue` (what there is, and the check before a submission) and `run`.
 """
 
 from __future__ import annotations
@@ -127,11 +127,11 @@ def missing_include(path: Path, seen: frozenset[Path] = frozenset()) -> str:
     return ""
 
 
-@dataclass(slots=True)
+@dataclass(kw_only=True)
 class Defined:
     """A task or group with its YAML, or a tag (no YAML). `members`: the names that it holds."""
 
-    path: Path | None = None
+    yaml: str = ""
     members: list[str] = field(default_factory=list)
 
 
@@ -145,7 +145,7 @@ def _is_group(config: Mapping[str, Any]) -> bool:
 def defined_by(path: Path, config: Mapping[str, Any] | None = None) -> Defined:
     """The task or group of a YAML file. `config`: its merged one, where the caller has it."""
     config = merged_config(path) if config is None else config
-    return Defined(path, list(names_in(config.get("task"))) if _is_group(config) else [])
+    return Defined(yaml=str(path), members=[*names_in(config.get("task"))] if _is_group(config) else [])
 
 
 def index_of(folders: Iterable[str], read: Callable[[Path], dict[str, Any]] = parsed) -> dict[str, Defined]:

@@ -37,6 +37,7 @@ from evaljobs.errors import JobError, OperatorError, details, one_line
 from evaljobs.lmeval import (
     conversations,
     hooks,
+    quiet_environment,
     result_keys,
     run,
     shown_inputs,
@@ -68,7 +69,7 @@ def build(spec: BuildSpec) -> Built:
     same bytes, and an evaluation that began with other sets keeps those.
     """
     started = time.monotonic()
-    run.quiet_environment(offline=spec.offline)
+    quiet_environment(offline=spec.offline)
     if not spec.offline:
         run.look_for_hub()
     folder = Path(spec.out_dir)

@@ -30,7 +30,7 @@ from evaljobs.contract.storage import read_record, write_atomic, write_outcome
 from evaljobs.errors import JobError, OperatorError, details, one_line
 from evaljobs.judges.asking import Judges
 from evaljobs.judges.judgement import Ask, Reply
-from evaljobs.lmeval import hooks, replay_model, run, shown_inputs, source_files
+from evaljobs.lmeval import hooks, quiet_environment, replay_model, run, shown_inputs, source_files
 from evaljobs.lmeval.results import BY_NAME
 from evaljobs.requests.build import drop, read_head
 from evaljobs.sandbox.code_eval import CodeEval
@@ -49,7 +49,7 @@ PARTS = (*BY_NAME, "config")
 
 def warm() -> None:
     """Import what every job needs."""
-    run.quiet_environment(offline=True)
+    quiet_environment(offline=True)
     hooks.install()
     import datasets  # noqa: F401, PLC0415
     import lm_eval.evaluator  # noqa: PLC0415
@@ -132,7 +132,7 @@ def score(spec: ScoreSpec) -> Scored:
     rows: dict[str, str] = {}
     with Items(spec) as items:
         built = _check_shown(spec)
-        run.quiet_environment(offline=True)
+        quiet_environment(offline=True)
         leaves = {
             task: _answers(paths, folder, spec.frames.get(task, ()))
             for task, folder in spec.request_sets.items()
@@ -360,7 +360,7 @@ def _replay(spec: ExecuteSpec | ScoreSpec, leaves: Mapping[str, replay_model.Ans
 
 def _built_task(spec: ExecuteSpec) -> Any:
     """The leaf task with its instances, built as for the request set; no answers or scores."""
-    run.quiet_environment(offline=True)
+    quiet_environment(offline=True)
     entry = spec.suite.tasks[spec.entry]
     cache = WorkPaths(EvaluationPaths(spec.evaluation_dir).root.parent).cache
     tasks = run.entry_tasks(spec.suite, entry, model=spec.model, model_dir=spec.model_dir, cache=cache)

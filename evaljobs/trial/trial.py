@@ -28,7 +28,7 @@ from evaljobs.contract.paths import EvaluationPaths, request_set_manifest
 from evaljobs.contract.specs import LaneSpec, TrialSpec
 from evaljobs.contract.storage import FrameWriter, write_outcome
 from evaljobs.errors import JobError, RetryError, details, one_line
-from evaljobs.lmeval import run as harness
+from evaljobs.lmeval import quiet_environment
 from evaljobs.queue.redis_client import QueueUnavailable
 from evaljobs.queue.work_queue import WorkQueue
 from evaljobs.staging.copy import SourceChanged
@@ -84,7 +84,7 @@ class Activity:
 
 def main(spec: TrialSpec) -> int:
     """Run one trial. Exit status 0 with `TrialEnded`, 1 with `Failed` and its current shard."""
-    harness.quiet_environment(offline=True)
+    quiet_environment(offline=True)
     member = os.environ.get("EVALSPAN_INDEX") or os.environ.get("SLURM_ARRAY_TASK_ID") or "0"
     trial = Trial(spec, spec.lanes[int(member)])
     handled = (signal.SIGTERM, signal.SIGINT)

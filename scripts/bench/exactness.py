@@ -21,7 +21,7 @@ from support.exactness.pipeline import Case, lm_eval_run, our_run
 
 from bench.harness import ROOT, Options, command, option, say
 from evaljobs.contract.specs import ModelOptions
-from evaljobs.lmeval import run
+from evaljobs.lmeval import quiet_environment
 from evaljobs.trial.engines import loading
 
 SHIPPED = str(ROOT / "evaljobs" / "suites" / "quickstart")
@@ -82,7 +82,7 @@ def wrong_weights(options: Options) -> tuple[dict[str, Any], bool]:
 
 
 def measure(options: Options) -> tuple[dict[str, Any], bool]:
-    run.quiet_environment(offline=True)
+    quiet_environment(offline=True)
     if options.wrong_weights:
         return wrong_weights(options)
     rows: list[dict[str, Any]] = []

@@ -25,7 +25,7 @@ from bench import few_shot
 from bench.harness import Options, RunError, command, option, row, say, targets
 from evaljobs.contract.names import Cut
 from evaljobs.contract.specs import BuildSpec, ModelOptions, SuiteSpec, TaskEntry
-from evaljobs.lmeval import run, tries
+from evaljobs.lmeval import quiet_environment, tries
 from evaljobs.lmeval.batches import Chunk, Piece, RequestsHead, chunks
 from evaljobs.requests.build import build, read_requests
 from evaljobs.requests.units import cut_requests
@@ -176,7 +176,7 @@ PARTS = {"saved": saved, "float32": float32, "bfloat16": bfloat16}
 
 
 def measure(options: Options) -> tuple[dict[str, Any], bool]:
-    run.quiet_environment(offline=True)
+    quiet_environment(offline=True)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as made, contextlib.redirect_stdout(sys.stderr):
         for part in options.parts:

@@ -18,11 +18,11 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from support.exactness.pipeline import reference_code_eval
 
-from evaljobs.lmeval import hooks, run
+from evaljobs.lmeval import hooks, quiet_environment
 
 
 def main(model: str, suite_file: str, out: str, *tasks: str) -> None:
-    run.quiet_environment(offline=True)
+    quiet_environment(offline=True)
     hooks.install()
     torch.set_num_threads(1)
     suite = tomllib.loads(Path(suite_file).read_text())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from evaljobs.errors import OperatorError
-from evaljobs.lmeval import run, source_files, task_index, task_paths, task_yaml
+from evaljobs.lmeval import catalogue, quiet_environment, run, source_files, task_paths, task_yaml
 
 pytestmark = pytest.mark.model
 
@@ -53,7 +53,7 @@ def tasks(tmp_path, monkeypatch):
     """A suite's folder with data. The current folder has other data at the same relative paths."""
     import datasets
 
-    run.quiet_environment(offline=True)
+    quiet_environment(offline=True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "Süße Aufgaben" / "tasks"
@@ -84,7 +84,7 @@ def source_key(folder, name="own"):
 
 
 def ask(folder, *names):
-    return task_index.ask([str(folder)], names or ["own"])
+    return catalogue.ask([str(folder)], names or ["own"])
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -117,9 +117,9 @@ def test_a_yaml_file_is_a_name(tasks, command):
     if command:
         argv = [sys.executable, "-m", "evaljobs", "tasks", json.dumps({"include_path": [], "names": names})]
         done = subprocess.run(argv, capture_output=True, text=True, check=True)
-        answer = task_index.Answer(**json.loads(done.stdout.splitlines()[-1]))
+        answer = catalogue.Answer(**json.loads(done.stdout.splitlines()[-1]))
     else:
-        answer = task_index.ask([], names)
+        answer = catalogue.ask([], names)
     assert answer.unknown == {}
     assert list(answer.unfit) == [str(bad)]
     assert answer.files == [str(folder / "data" / "test.jsonl")]
@@ -305,7 +305,7 @@ def test_names_are_those_of_lm_evals_own_index(tasks, tmp_path):
         for name, entry in TaskIndex.build(folders).items()
     }
     ours = {
-        name: (one.path, sorted(one.members) if one.path is None else [])
+        name: (Path(one.yaml) if one.yaml else None, [] if one.yaml else sorted(one.members))
         for name, one in task_yaml.index_of(map(str, folders)).items()
     }
     assert ours == theirs
@@ -315,12 +315,12 @@ def test_lm_evals_own_tasks_are_looked_up_by_their_yaml(tasks, tmp_path):
     """A group of lm-eval's own, from the list that another process left: each leaf's data. `gsm8k` has the tag
     `math_word_problems`: a fault of another task of that tag concerns no suite with gsm8k.
     """
-    first, again = (task_index.ask([], ["arc_easy", "glue"], str(tmp_path)) for _ in range(2))
+    first, again = (catalogue.ask([], ["arc_easy", "glue"], str(tmp_path)) for _ in range(2))
     assert first == again
     assert first.uncached["arc_easy"] == "allenai/ai2_arc"
     assert len(first.uncached) > 5
     assert list(tmp_path.glob("lm_eval-*-catalogue.json"))
-    assert task_yaml.reached(task_index._own_index(tmp_path), ["gsm8k"]) == {"gsm8k"}
+    assert task_yaml.reached(catalogue.own_tasks(tmp_path), ["gsm8k"]) == {"gsm8k"}
 
 
 @pytest.fixture
@@ -375,6 +375,6 @@ def test_a_name_that_is_no_text_is_refused_with_its_file(tmp_path, line):
     odd.write_text(f"{line}\n")
     with pytest.raises(OperatorError, match=f"{odd}: (task|group|tag): (123|null|2.5|7) is no text"):
         ask(tmp_path)
-    run.folder_index.cache_clear()
+    catalogue.folder_index.cache_clear()
     odd.unlink()
     assert ask(tmp_path).unknown == {}

@@ -12,7 +12,7 @@ from dev_cluster.api import DevClusterError
 
 from coordinator.runtime import service
 from evaljobs.contract.paths import WorkPaths
-from evaljobs.lmeval import run
+from evaljobs.lmeval import quiet_environment
 from evaljobs.queue import redis_client
 from support import sites
 from support.exactness import pipeline
@@ -26,7 +26,7 @@ MakeSite = Callable[..., sites.Site]
 
 @pytest.fixture(scope="session")
 def model_dir(toy_model):
-    run.quiet_environment(offline=True)
+    quiet_environment(offline=True)
     return toy_model
 
 

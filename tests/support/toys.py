@@ -43,10 +43,10 @@ def suite_text(name, entries, tasks=TASKS, batch_size=8):
 
 def expected(model, entries):
     """lm-eval's own results of each task, one run a task."""
-    from evaljobs.lmeval import run
+    from evaljobs.lmeval import quiet_environment
     from support.exactness.pipeline import Case, lm_eval_run
 
-    run.quiet_environment(offline=True)
+    quiet_environment(offline=True)
     cases = {
         name: Case(task=name, entry=dict(entry), include_path=str(TASKS), bootstrap=BOOTSTRAP)
         for name, entry in entries.items()
