@@ -13,39 +13,22 @@ import sys
 from collections.abc import Mapping
 
 from coordinator.base.disk_space import RESUMES, shortage
-from coordinator.cli import (
+from coordinator.cli import (  # noqa: F401 (each adds its commands)
     catalogue,
     commands,
     diagnose,
     disk,
     doctor,
     evaluate,
-    pages,
     series,
     service,
-    supervise,
     tools,
 )
-from coordinator.cli.app import app
-from coordinator.cli.terminal import Console
+from coordinator.cli.app import Console, app
 from coordinator.errors import BugError, EvalspanError, ExitCode, OperatorError
 from evaljobs.secret_values import scrubbed
 
-__all__ = [
-    "app",
-    "catalogue",
-    "commands",
-    "diagnose",
-    "disk",
-    "doctor",
-    "evaluate",
-    "main",
-    "pages",
-    "series",
-    "service",
-    "supervise",
-    "tools",
-]
+__all__ = ["app", "main"]
 
 log = logging.getLogger(__name__)
 

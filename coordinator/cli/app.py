@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from difflib import get_close_matches
 from functools import partial
@@ -13,17 +13,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
+from rich import console
+from rich.console import ConsoleOptions, RenderableType
+from rich.segment import Segment
 from typer.core import TyperCommand, TyperGroup
 
 from coordinator.base.strict_json import finite
 from coordinator.base.typed import typed
-from coordinator.cli.terminal import Console
 from coordinator.errors import EvalspanError, OperatorError
+from coordinator.report.tables import UNBOUNDED
 from evaljobs.contract.paths import WorkPaths
+from evaljobs.log_lines import SHOWN
 
 if TYPE_CHECKING:
     from coordinator.config.schema import Config
 
+PLAIN = str.maketrans({"±": "+-", "·": "-", "→": "->", "…": "..."})  # without UTF-8
 DELETE = frozenset({"prune", "clean"})  # commands that a hint never names
 REMOVED = "`evalspan cancel ID`, which stops one (`evalspan status --disk` says what takes space)"
 MEANT = {"run": "`evalspan eval`", "delete": REMOVED, "remove": REMOVED, "rm": REMOVED}
@@ -229,6 +234,34 @@ COMPLETES = {  # an attribute's name, in any command -> what Tab completes
 
 
 # --- what is printed -------------------------------------------------------------------------------------------------
+
+
+class Console(console.Console):
+    """rich's console, on which text of others commands nothing: only rich's own styles and controls reach the terminal.
+
+    Names of checkpoints and tasks, errors of jobs, words of a judge and logs of models may hold escape sequences: each control
+    character is shown as "?". Without a terminal a record is one line, however long.
+    """
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        if not self.is_terminal:
+            self.width = UNBOUNDED
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control or (segment.text.isprintable() and (segment.text.isascii() or not self.plain)):
+                yield segment
+                continue
+            text = segment.text.translate(SHOWN)
+            if self.plain:
+                text = text.translate(PLAIN).encode(self.encoding, "replace").decode(self.encoding)
+            yield Segment(text, segment.style)
+
+    @property
+    def plain(self) -> bool:
+        """Has the terminal no UTF-8?"""
+        return not self.encoding.startswith("utf")
 
 
 def stdout() -> Console:

@@ -1,16 +1,17 @@
-"""`evalspan cancel | retry | release`: commands to evaluations that run or have ended, and to nodes."""
+"""`evalspan cancel | retry | release`: commands to evaluations that run or have ended, and to nodes. `supervise`: a training."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from coordinator.cli.app import EVALUATION, Where, argument, command, option, say, say_aside, writing
-from coordinator.cli.terminal import Console
+from coordinator.cli.app import EVALUATION, Console, Where, argument, command, option, say, say_aside, writing
 from coordinator.errors import ExitCode, OperatorError
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from coordinator.config.schema import Config
     from coordinator.intake.inbox import Notice
 
+WRAPPER = "train-with-eval.sbatch"
 MOST_MINUTES = 60.0 * 24 * 365  # largest --minutes of `release`: a year
 
 
@@ -263,3 +265,56 @@ def _given_back(node: str, used: Sequence[Use], minutes: float) -> str:
     there = [f"{u.gpus} GPUs of {u.evaluation_id}, {u.trials} trials" for u in used if u.node == node]
     in_use = "; ".join(there) or "not in use"
     return f"{node} is released ({in_use}) and cordoned for {seconds(60 * minutes)}"
+
+
+@command(context_settings={"allow_extra_args": True})
+class Supervise(Where):
+    """Run a training's COMMAND, and run it again from its newest whole checkpoint after failures that a restart can help.
+
+    It is also ended and run again where it hangs. COMMAND finds the checkpoint in $EVALSPAN_RESUME_FROM (empty: from the
+    beginning). Where COMMAND is sbatch, its job is followed, and after failures of nodes those are checked, and bad ones left
+    out. Examples:
+
+    evalspan supervise --max-restarts 3 -- sbatch --nodes=4 SCRIPTS/train-with-eval.sbatch runs/7b core -- srun python train.py
+
+    evalspan supervise --max-restarts 3 --checkpoints runs/7b -- torchrun train.py
+    """
+
+    max_restarts: int = option("Restarts at most.", "--max-restarts", min=0, default=3)
+    checkpoints: str = option(
+        f"Folder, or a quoted glob, of its checkpoints. Default: the folder that {WRAPPER} gets.", default=""
+    )
+    hang: float = option(
+        "Seconds without output and heartbeat after which it hangs; 0: never.", min=0, default=1800.0
+    )
+    pause: float = option(
+        "Seconds before a restart; doubled with each that brought no checkpoint.", min=0, default=10.0
+    )
+
+    def run(self) -> None:
+        from coordinator.supervise.run import Supervision
+
+        if not self.rest:
+            raise OperatorError("name the training's command behind --: evalspan supervise -- COMMAND")
+        batch = Path(self.rest[0]).name == "sbatch"
+        supervision = Supervision(
+            config=self.settings({"cluster.kind": "slurm"} if batch else None),
+            argv=self.rest,
+            place=self._place(),
+            most=self.max_restarts,
+            hang_seconds=self.hang,
+            first_pause=self.pause,
+            say=lambda line: say(f"supervise: {line}", err=True),
+        )
+        raise typer.Exit(supervision.run())
+
+    def _place(self) -> str:
+        named = (after for word, after in pairwise(self.rest) if word.endswith(WRAPPER))
+        place = self.checkpoints or next(named, "")
+        if not place:
+            raise OperatorError("--checkpoints: name the folder where the training leaves its checkpoints")
+        if Path(place).is_file():
+            raise OperatorError(
+                f"--checkpoints {place}: is a file: name the folder that holds the checkpoints"
+            )
+        return str(Path(place).absolute())

@@ -65,21 +65,21 @@ class Diagnose(Printed):
 
     def _propose(self, paths: Sequence[Path], file: Path, accepted: Path) -> None:
         """Ask for a rule, within the limits of `[judge]`. Only the telling lines leave this machine."""
-        from coordinator.diagnosis import proposal
-        from coordinator.diagnosis.lines import blocks, plain
+        from coordinator.diagnosis import rules
+        from coordinator.diagnosis.log import blocks, plain
         from coordinator.diagnosis.verdict import diagnose
         from coordinator.runtime.causes import read_logs
 
-        telling = diagnose(read_logs(paths), state=self.state or "FAILED", most=proposal.MOST_LINES).telling
+        telling = diagnose(read_logs(paths), state=self.state or "FAILED", most=rules.MOST_LINES).telling
         lines = [line for _, _, line in telling]
-        answers = _asked(self.settings(makes=False), proposal.SYSTEM, proposal.question(lines), self.votes)
+        answers = _asked(self.settings(makes=False), rules.SYSTEM, rules.question(lines), self.votes)
         healthy = (
             plain(raw)
             for chunks in read_logs(self.healthy or ()).values()
             for block, _ in blocks(chunks)
             for raw in block.split(b"\n")
         )
-        made = proposal.agreed(answers, lines, healthy)
+        made = rules.agreed(answers, lines, healthy)
         if made is None:
             say(
                 f"no proposed rule has over half of {self.votes} answers and matches these logs alone",

@@ -1,14 +1,20 @@
-"""`evalspan doctor`: what this site allows, and what to change before the first evaluation. `check-nodes`: bad nodes."""
+"""`evalspan init | doctor | check-nodes`: a site's settings, what it allows, what to change before the first evaluation; bad nodes."""
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
+import tempfile
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from coordinator.cli.app import Printed, command, option, say, stdout
-from coordinator.errors import ExitCode
+from coordinator.cli.app import Command, Printed, argument, command, flag, option, say, stdout, writing
+from coordinator.errors import ExitCode, OperatorError
 
 if TYPE_CHECKING:
     from coordinator.doctor.facts import Checkup
@@ -121,3 +127,106 @@ def show_nodes(made: Checked) -> None:
         say(f"--exclude={','.join(made.exclude)}")
     else:
         stdout().print("No bad node was found.", style=STYLES["ok"])
+
+
+@command()
+class Init(Command):
+    """Write a commented evalspan.toml with values from this machine or its Slurm.
+
+    Examples:
+
+    evalspan init
+
+    evalspan init --account my-account
+
+    evalspan init --cluster local
+    """
+
+    path: Path = argument("Where to write it.", Path("evalspan.toml"))
+    force: bool = flag("Overwrite what is there.")
+    cluster: Literal["local", "slurm"] | None = option("Default: slurm where its commands are.")
+    account: str | None = option("Slurm account of all jobs.")
+    qos: str | None = option("QOS of all jobs.")
+
+    def run(self) -> None:
+        from coordinator.cli.screen.slurm_answers import wrapped_daemon
+        from coordinator.config import loading, template
+
+        path = self.path
+        if path.exists() and not self.force:
+            raise OperatorError(f"{path} is there already: --force overwrites it")
+        kind = self.cluster or ("slurm" if shutil.which("sbatch") else "local")
+        named = {"cluster.account": self.account, "cluster.qos": self.qos}
+        local = "one machine", {"cluster.kind": ("local", "")}
+        summary, chosen = _probe_slurm(named) if kind == "slurm" else local
+        with writing(path):
+            path.write_text(template.default_text(summary, chosen), encoding="utf-8")
+        _, partitions = chosen.get("cluster.partition", ("", ""))
+        say(f"wrote {path}{f' for partition {partitions}' if partitions else ''}")
+        options = "" if path == Path("evalspan.toml") else f" --config {shlex.quote(str(path))}"
+        say(f"next: `evalspan doctor{options}` checks this site")
+        if kind == "slurm":
+            settings = loading.load(path, os.environ)  # makes no work folder
+            say(f"then the daemon: `{wrapped_daemon(settings, options)}`")
+            one = wrapped_daemon(settings, f" CHECKPOINT SUITE{options}", "evaluate")
+            say(f"or one evaluation as a job: `{one}`")
+
+
+def _probe_slurm(named: Mapping[str, object]) -> tuple[str, dict[str, tuple[Any, str]]]:
+    """What init writes of this Slurm: nodes of all its partitions that are up, not of the default one alone.
+
+    `named`: settings of the command line.
+    """
+    from coordinator.cluster import Cluster, ClusterError, slurm_rules
+    from coordinator.cluster.daemon_job import probe_of
+    from coordinator.cluster.slurm_cli import SlurmCli
+    from coordinator.config import loading, template
+    from coordinator.config.checks import GPU_REQUEST
+    from coordinator.doctor.collect import settings_within_limits
+    from coordinator.intake.work_folder import load
+    from coordinator.runtime.wiring import cluster_of, slurm_options
+
+    try:
+        rules = slurm_rules.ask_rules()
+        names = [p.name for p in rules.partitions if p.up and not p.hidden]
+        with tempfile.TemporaryDirectory() as scratch:
+
+            def of(partition: str | None, request: str | None = None, **more: str) -> Cluster:
+                asked = {
+                    **named,
+                    "cluster.kind": "slurm",
+                    "cluster.partition": partition,
+                    "slurm.gpu_request": request,
+                }
+                return cluster_of(load(None, Path(scratch) / "probe", asked | more))
+
+            def refusing_of(account: str) -> dict[str, str]:
+                asked = {"cluster.account": account} if account else {}
+                return slurm_rules.refusing({name: of(name, **asked) for name in names})
+
+            nodes = of(",".join(names) or None).nodes()
+            refusing = refusing_of("")
+            account = load(None, Path(scratch) / "probe", named).cluster.account
+            if account is None and refusing.keys() >= set(names):
+                account = slurm_rules.account_demanded(rules, refusing_of)
+                if account is not None:
+                    named = {**named, "cluster.account": account}
+                    refusing = refusing_of("")
+            limits = {p.name: p.max_seconds for p in rules.partitions if p.max_seconds is not None}
+            summary, chosen = probe_of(nodes, rules.preemptible, refusing, limits)
+            cluster = load(None, Path(scratch) / "probe", named).cluster
+            more = {"cluster.account": cluster.account, "cluster.qos": cluster.qos}
+            if "cluster.partition" in chosen:
+                form = slurm_rules.request_taken(partial(of, chosen["cluster.partition"][0]))
+                more["slurm.gpu_request"] = None if form == GPU_REQUEST else form
+            chosen |= {setting: (value, "") for setting, value in more.items() if value is not None}
+            file = Path(scratch) / "evalspan.toml"  # not one that is there already: it may keep to limits
+            file.write_text(template.default_text(summary, chosen), encoding="utf-8")
+            settings = loading.load(file, os.environ)
+            chosen |= settings_within_limits(SlurmCli(slurm_options(settings)), rules)
+    except ClusterError as error:
+        raise OperatorError(
+            f"the cluster cannot be asked ({error}): set SLURM_CONF or ask its administrators; "
+            "`evalspan init --cluster local` writes settings for this machine alone"
+        ) from error
+    return summary, chosen

@@ -12,6 +12,7 @@ from coordinator.cli.app import (
     EVALUATION,
     REQUIRED,
     VERBOSE,
+    Console,
     Printed,
     TerminalMessages,
     argument,
@@ -26,7 +27,6 @@ from coordinator.cli.app import (
 )
 from coordinator.cli.lm_eval_flags import LmEvalCommand
 from coordinator.cli.suite_options import LM_EVAL, Chosen
-from coordinator.cli.terminal import Console
 from coordinator.errors import ExitCode, OperatorError
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Evaluate(Chosen):
 
     def _evaluated(self, suite: SuiteOptions) -> Results:
         from coordinator import api
-        from coordinator.cli.interrupt import Screen
+        from coordinator.cli.screen.live_screen import Screen
 
         pretrained, trial = lm_eval_flags.trial_settings(self.model, self.model_args, self.device)
         site = {f"cluster.{name}": getattr(self, name) for name in ("partition", "account", "qos")}
@@ -179,7 +179,7 @@ class Rescore(Printed):
 
     def run(self) -> None:
         from coordinator import api
-        from coordinator.cli.interrupt import Screen
+        from coordinator.cli.screen.live_screen import Screen
 
         found = api.rescore(
             self.evaluation,

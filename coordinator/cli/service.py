@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from coordinator.cli import lm_eval_flags
 from coordinator.cli.app import (
     EVALUATION,
+    Console,
     Printed,
     TerminalMessages,
     Where,
@@ -27,7 +28,6 @@ from coordinator.cli.disk import show_disk
 from coordinator.cli.evaluate import CHECKPOINT, STEP
 from coordinator.cli.lm_eval_flags import LmEvalCommand
 from coordinator.cli.suite_options import Chosen
-from coordinator.cli.terminal import Console
 from coordinator.errors import OperatorError
 from evaljobs import log_lines
 from evaljobs.contract.folded import exists, files_in, read_bytes
@@ -66,11 +66,11 @@ class Daemon(Where):
 
         from coordinator.base.isolate import LoopGuard
         from coordinator.base.signals import Signals
-        from coordinator.cli.beside import Beside
         from coordinator.cli.screen.live_screen import Watcher
         from coordinator.cli.screen.standing import Shown
         from coordinator.intake.admission import missing_places, no_place
         from coordinator.intake.from_settings import check_device
+        from coordinator.monitor.watch import Beside
         from coordinator.runtime.service import Service
         from coordinator.runtime.wiring import coordinator_of
         from coordinator.runtime.work_lock import DAEMON, UNTIL_IDLE, is_daemon
@@ -282,12 +282,12 @@ class Watch(Where):
     evaluation: str | None = argument("Only this one, until it has ended.", None)
 
     def run(self) -> None:
-        from coordinator.cli.screen import watching
+        from coordinator.cli.screen.sight import watch
         from coordinator.runtime.summaries import find_folder
 
         settings = self.there()
         only = find_folder(settings, self.evaluation) if self.evaluation else None
-        if why := watching.watch(settings, stdout(), self.typed("daemon"), only):
+        if why := watch(settings, stdout(), self.typed("daemon"), only):
             say(why)
 
 

@@ -1,27 +1,21 @@
-"""`evalspan plan | priors | compare | gate | clean | worker | init`: tools beside evaluations."""
+"""`evalspan plan | priors | compare | diff | gate | clean | worker`: tools beside evaluations."""
 
 from __future__ import annotations
 
 import csv
 import json
-import os
-import shlex
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from coordinator.cli.app import (
     HTML,
     REQUIRED,
-    Command,
     Printed,
     Where,
     app,
@@ -218,7 +212,7 @@ class Compare(Printed):
     html: Path | None = HTML
 
     def run(self) -> None:
-        from coordinator.cli.pages import write_page
+        from coordinator.cli.series import write_page
         from coordinator.page import read
         from coordinator.report.comparisons import heads_of, show_comparison
         from coordinator.report.sampling import compared
@@ -401,106 +395,3 @@ class Worker(Where):
         argv = [*site.worker_command, "-m", "evaljobs", "worker", "--redis-file"]
         argv += [str(site.paths.redis_address), "--work-dir", site.work_dir, *self.rest]
         raise typer.Exit(subprocess.run(argv, check=False).returncode)
-
-
-@command()
-class Init(Command):
-    """Write a commented evalspan.toml with values from this machine or its Slurm.
-
-    Examples:
-
-    evalspan init
-
-    evalspan init --account my-account
-
-    evalspan init --cluster local
-    """
-
-    path: Path = argument("Where to write it.", Path("evalspan.toml"))
-    force: bool = flag("Overwrite what is there.")
-    cluster: Literal["local", "slurm"] | None = option("Default: slurm where its commands are.")
-    account: str | None = option("Slurm account of all jobs.")
-    qos: str | None = option("QOS of all jobs.")
-
-    def run(self) -> None:
-        from coordinator.cli.screen.slurm_answers import wrapped_daemon
-        from coordinator.config import loading, template
-
-        path = self.path
-        if path.exists() and not self.force:
-            raise OperatorError(f"{path} is there already: --force overwrites it")
-        kind = self.cluster or ("slurm" if shutil.which("sbatch") else "local")
-        named = {"cluster.account": self.account, "cluster.qos": self.qos}
-        local = "one machine", {"cluster.kind": ("local", "")}
-        summary, chosen = _probe_slurm(named) if kind == "slurm" else local
-        with writing(path):
-            path.write_text(template.default_text(summary, chosen), encoding="utf-8")
-        _, partitions = chosen.get("cluster.partition", ("", ""))
-        say(f"wrote {path}{f' for partition {partitions}' if partitions else ''}")
-        options = "" if path == Path("evalspan.toml") else f" --config {shlex.quote(str(path))}"
-        say(f"next: `evalspan doctor{options}` checks this site")
-        if kind == "slurm":
-            settings = loading.load(path, os.environ)  # makes no work folder
-            say(f"then the daemon: `{wrapped_daemon(settings, options)}`")
-            one = wrapped_daemon(settings, f" CHECKPOINT SUITE{options}", "evaluate")
-            say(f"or one evaluation as a job: `{one}`")
-
-
-def _probe_slurm(named: Mapping[str, object]) -> tuple[str, dict[str, tuple[Any, str]]]:
-    """What init writes of this Slurm: nodes of all its partitions that are up, not of the default one alone.
-
-    `named`: settings of the command line.
-    """
-    from coordinator.cluster import Cluster, ClusterError, slurm_rules
-    from coordinator.cluster.site_probe import probe_of
-    from coordinator.cluster.slurm_cli import SlurmCli
-    from coordinator.config import loading, template
-    from coordinator.config.checks import GPU_REQUEST
-    from coordinator.doctor.collect import settings_within_limits
-    from coordinator.intake.work_folder import load
-    from coordinator.runtime.wiring import cluster_of, slurm_options
-
-    try:
-        rules = slurm_rules.ask_rules()
-        names = [p.name for p in rules.partitions if p.up and not p.hidden]
-        with tempfile.TemporaryDirectory() as scratch:
-
-            def of(partition: str | None, request: str | None = None, **more: str) -> Cluster:
-                asked = {
-                    **named,
-                    "cluster.kind": "slurm",
-                    "cluster.partition": partition,
-                    "slurm.gpu_request": request,
-                }
-                return cluster_of(load(None, Path(scratch) / "probe", asked | more))
-
-            def refusing_of(account: str) -> dict[str, str]:
-                asked = {"cluster.account": account} if account else {}
-                return slurm_rules.refusing({name: of(name, **asked) for name in names})
-
-            nodes = of(",".join(names) or None).nodes()
-            refusing = refusing_of("")
-            account = load(None, Path(scratch) / "probe", named).cluster.account
-            if account is None and refusing.keys() >= set(names):
-                account = slurm_rules.account_demanded(rules, refusing_of)
-                if account is not None:
-                    named = {**named, "cluster.account": account}
-                    refusing = refusing_of("")
-            limits = {p.name: p.max_seconds for p in rules.partitions if p.max_seconds is not None}
-            summary, chosen = probe_of(nodes, rules.preemptible, refusing, limits)
-            cluster = load(None, Path(scratch) / "probe", named).cluster
-            more = {"cluster.account": cluster.account, "cluster.qos": cluster.qos}
-            if "cluster.partition" in chosen:
-                form = slurm_rules.request_taken(partial(of, chosen["cluster.partition"][0]))
-                more["slurm.gpu_request"] = None if form == GPU_REQUEST else form
-            chosen |= {setting: (value, "") for setting, value in more.items() if value is not None}
-            file = Path(scratch) / "evalspan.toml"  # not one that is there already: it may keep to limits
-            file.write_text(template.default_text(summary, chosen), encoding="utf-8")
-            settings = loading.load(file, os.environ)
-            chosen |= settings_within_limits(SlurmCli(slurm_options(settings)), rules)
-    except ClusterError as error:
-        raise OperatorError(
-            f"the cluster cannot be asked ({error}): set SLURM_CONF or ask its administrators; "
-            "`evalspan init --cluster local` writes settings for this machine alone"
-        ) from error
-    return summary, chosen

@@ -1,7 +1,9 @@
-"""Follows a daemon's evaluations for metrics and news. Called between two turns of the loop."""
+"""What a daemon does beside its loop: metrics and news, trackers, housekeeping, checks of nodes. Called between two turns."""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -12,23 +14,28 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from coordinator.base import clock
+from coordinator.base.isolate import LoopGuard
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
+from coordinator.keeping.housekeeping import Housekeeper
 from coordinator.monitor import notify
 from coordinator.monitor.gate import read_policy
 from coordinator.monitor.notify import News, notifier_of
+from coordinator.node_check.run import NodeChecker
 from coordinator.report import trainings
 from coordinator.report.training import morning
+from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.summaries import Summaries
 from coordinator.runtime.summary import Summary, known_by
+from coordinator.trackers.live import Exporter
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import Kept
 from evaljobs.contract.storage import write_record
 
 if TYPE_CHECKING:
     from coordinator.monitor.metrics import Metrics
-    from coordinator.runtime.loop import Coordinator
 
+log = logging.getLogger(__name__)
 PARKED_SECONDS = 60.0  # after which a parked evaluation is news: a disk that is full for a moment is none
 FINISH_SECONDS = 5.0  # most that a daemon's end waits for news to be sent
 
@@ -147,3 +154,38 @@ def _metrics(settings: Config, work: WorkPaths) -> Metrics | None:
     from evaljobs.queue.redis_client import used_memory  # noqa: PLC0415 (a daemon with metrics alone)
 
     return metrics.Metrics(settings.metrics.listen, lambda: used_memory(work.redis_address))
+
+
+class Beside:
+    """All that a daemon does beside its loop: an error of one is that one's alone. OperatorError where `[metrics] listen` cannot be had."""
+
+    def __init__(self, settings: Config, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self._exporter = Exporter(settings)
+        self._housekeeper = Housekeeper(settings)
+        self._checker = NodeChecker(settings, coordinator)
+        self._monitor = Monitor(settings)
+        self._guard = LoopGuard(log)
+
+    @property
+    def busy(self) -> bool:
+        """Is something left to do for `--until-idle` to wait for?"""
+        return self._exporter.busy or self._housekeeper.busy
+
+    def tick(self, pending: int, gone: Sequence[Summary]) -> None:
+        """`pending`: checkpoints that are not accepted yet; `gone`: evaluations that have ended since the last call."""
+        for ended in gone:
+            self._exporter.ask()
+            self._housekeeper.ended(ended.evaluation_id)
+        self._guard("metrics and news", self._monitor.tick, self._coordinator, pending, gone)
+        self._guard("trackers", self._exporter.tick)
+        self._guard("checks of nodes", self._checker.tick, time.time())
+
+    def keep_house(self) -> None:
+        """After the loop has forgotten ended evaluations: their files may be archived."""
+        self._guard("housekeeping", self._housekeeper.tick, time.time())
+
+    def close(self) -> None:
+        self._housekeeper.stop()
+        self._checker.stop()
+        self._monitor.close()

@@ -1,6 +1,6 @@
 """Reads what a page shows: one evaluation, trainings, or evaluations beside each other.
 
-Rule: a title, JSON data and packed blocks come out, and nothing is kept. `cli/pages.py` writes them to a file, `serve`
+Rule: a title, JSON data and packed blocks come out, and nothing is kept. `cli/series.py` writes them to a file, `serve`
 answers with them.
 """
 

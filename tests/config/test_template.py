@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.cluster import NodeState
-from coordinator.cluster.site_probe import probe_of
+from coordinator.cluster.daemon_job import probe_of
 from coordinator.config import loading, schema
 from coordinator.config.template import default_text
 

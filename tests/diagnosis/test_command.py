@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 
 from coordinator.cli import app
 from coordinator.cluster.past_jobs import look_up
-from coordinator.diagnosis.proposal import Proposal
-from coordinator.diagnosis.rules import accept
+from coordinator.diagnosis.rules import Proposal, accept
 from coordinator.diagnosis.verdict import SURE
 from coordinator.errors import OperatorError
 from coordinator.runtime.summary import failed_job

@@ -8,8 +8,7 @@ from typing import get_args
 
 import pytest
 
-from coordinator.diagnosis.lines import MOST_LINE, blocks
-from coordinator.diagnosis.log import _TELLS
+from coordinator.diagnosis.log import _TELLS, MOST_LINE, blocks
 from coordinator.diagnosis.rules import Owner, find, table
 from coordinator.diagnosis.verdict import diagnose, of_text
 

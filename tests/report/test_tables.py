@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from support.trainings import point
 
-from coordinator.cli.terminal import Console as Terminal
+from coordinator.cli.app import Console as Terminal
 from coordinator.report.comparisons import lane_table
 from coordinator.report.learning_curves import make_series
 from coordinator.report.series_screen import plot

@@ -21,9 +21,8 @@ from support.loops import serving, until
 from support.simulated.parts import record
 
 from coordinator.base.signals import Signals
-from coordinator.cli.screen.sight import Sight
+from coordinator.cli.screen.sight import Sight, _over
 from coordinator.cli.screen.standing import all_of, json_of, standing
-from coordinator.cli.screen.watching import _over
 from coordinator.config.schema import ClusterConfig, Config
 from coordinator.errors import RetryError
 from coordinator.evaluation import step as machine

@@ -1,21 +1,33 @@
-"""The live screen of `watch`, `eval` and the daemon: the table of evaluations, drawn anew.
+"""The live screen of `watch`, `eval` and the daemon: the table of evaluations, drawn anew; at Ctrl-C `eval` asks whether to cancel.
 
 Rule: reads summaries. Without a capable terminal it prints lines instead: one per score, and one per changed
-evaluation every few seconds.
+evaluation every few seconds. The answer to the question is read without waiting, so the loop goes on. A second Ctrl-C, or the
+first without a terminal, means yes. SIGTERM leaves the jobs to the next run; a SIGTERM from `scancel` cancels.
 """
 
 from __future__ import annotations
 
+import os
+import select
+import signal
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TextIO
 
+import typer
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from coordinator.base.signals import Signals, cancelled_by_slurm
 from coordinator.base.words import by_reason, seconds
+from coordinator.cli.app import TerminalMessages
 from coordinator.cli.screen.board import in_brief, screen, value_in_words
 from coordinator.cli.screen.standing import Shown, in_turn
+from coordinator.errors import ExitCode
 from coordinator.report.tables import Parts
+from coordinator.runtime.loop import Coordinator
 
 LINE_SECONDS = 5.0  # least seconds between two lines of one evaluation, without a terminal
 ALIVE_SECONDS = 30.0  # most seconds between two lines of one evaluation, without a terminal
@@ -125,3 +137,79 @@ class Watcher:
 
     def _print(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+# --- the person at the terminal of `evalspan eval` -------------------------------------------------------------------
+
+
+QUESTION = "Cancel this evaluation? y: yes, n: it goes on, Ctrl-C again: yes [y/N] "
+LEFT = "SIGTERM: the evaluation is not cancelled; the same command resumes it"
+
+
+class Interrupt:
+    """Asks the person at the terminal whether to cancel, between two ticks of the loop."""
+
+    def __init__(self, signals: Signals, watcher: Watcher, keyboard: TextIO) -> None:
+        self.cancelled = False
+        self._signals = signals
+        self._watcher = watcher
+        self._keyboard = keyboard
+        self._seen = 0  # signals handled so far
+        self._asking = False
+
+    def show(self, runs: Sequence[Shown], trouble: str) -> None:
+        """Draw, unless a question is open."""
+        if not self._asking:
+            self._watcher.show(runs, trouble)
+
+    def wanted(self) -> bool:
+        """True once, when the person cancels. At SIGTERM raises typer.Exit; the evaluation stays open."""
+        new = self._signals.received[self._seen :]
+        self._seen += len(new)
+        if self.cancelled:
+            return False
+        if signal.SIGTERM in new and not cancelled_by_slurm(os.environ):
+            self._watcher.console.print(LEFT, soft_wrap=True)
+            raise typer.Exit(ExitCode.TERMINATED)
+        if new and (signal.SIGTERM in new or self._asking or len(new) > 1 or not self._keyboard.isatty()):
+            return self._close(cancel=True)
+        if new:
+            self._asking = True
+            self._watcher.pause()
+            self._watcher.console.print(QUESTION, end="", markup=False, highlight=False, soft_wrap=True)
+        elif self._asking and select.select([self._keyboard], [], [], 0)[0]:
+            # end of input (the terminal is gone) means no
+            return self._close(cancel=self._keyboard.readline().strip().lower() in ("y", "yes"))
+        return False
+
+    def _close(self, *, cancel: bool) -> bool:
+        if self._asking:
+            self._asking = False
+            self._watcher.go_on()
+        self.cancelled = cancel
+        return cancel
+
+
+class Screen(TerminalMessages):
+    """Follows a run of `coordinator.api.evaluate` on a console; the person may cancel it."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    @contextmanager
+    def run(self, coordinator: Coordinator) -> Iterator[Callable[[], bool]]:
+        with Signals() as signals, Watcher(self._console) as watcher:
+            interrupt = Interrupt(signals, watcher, sys.stdin)
+            said = False
+
+            def watch() -> bool:
+                nonlocal said
+                if interrupt.cancelled and not said:  # the journal has it
+                    said = True
+                    self._console.print("cancelling: its jobs are ended, node memory is cleared")
+                interrupt.show(
+                    [*map(Shown, coordinator.evaluations.summaries())], coordinator.evaluations.trouble
+                )
+                return interrupt.wanted()
+
+            yield watch

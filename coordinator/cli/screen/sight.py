@@ -1,6 +1,8 @@
-"""What `status` and `watch` see of a work folder: evaluations, the daemon, pending checkpoints, cordons.
+"""What `status` and `watch` see of a work folder: evaluations, the daemon, pending checkpoints, cordons; the loop of `watch`.
 
-Rule: reads files and the lock; writes nothing. Where no daemon runs, what lies in the inbox is listed, too.
+Rule: reads files and the lock; writes nothing. Where no daemon runs, what lies in the inbox is listed, too. At a terminal
+`watch` stays until Ctrl-C; with an id until that evaluation has ended or is given up; in a pipe until nothing runs and
+nothing waits that a running daemon will take.
 """
 
 from __future__ import annotations
@@ -10,20 +12,29 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
+from rich.console import Console, RenderableType
+from rich.text import Text
+
 from coordinator.allocation import cordons
+from coordinator.base.signals import Signals
 from coordinator.base.throttle import Throttle
+from coordinator.cli.screen.board import board
 from coordinator.cli.screen.listing import Surroundings
+from coordinator.cli.screen.live_screen import Watcher
 from coordinator.cli.screen.slurm_answers import queued_daemons, wrapped_daemon
 from coordinator.cli.screen.standing import Shown, shown_of
 from coordinator.cluster import JobState
 from coordinator.config.schema import Config
 from coordinator.intake import inbox, pending
+from coordinator.report.tables import print_parts
 from coordinator.runtime.summaries import Summaries
+from coordinator.runtime.summary import GIVEN_UP
 from coordinator.runtime.work_lock import WorkLock, is_daemon
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 LOOK_SECONDS = 2.0  # between two looks at the daemon and pending checkpoints
 SLURM_SECONDS = 30.0  # between two `squeue`, while no process has the work folder
+TICK_SECONDS = 0.5  # between two drawings of `watch`
 LAST = 5  # ended evaluations below those that run
 
 
@@ -89,3 +100,39 @@ def _written_at(lock: Path) -> float | None:
         return lock.stat().st_mtime
     except OSError:
         return None
+
+
+def watch(config: Config, console: Console, daemon_command: str, only: EvaluationPaths | None) -> str:
+    """Draw until it is over, and return why it is; "" after Ctrl-C. `daemon_command`: as typed."""
+    sight = Sight(config, daemon_command, only)
+    why, now, below, views = "", time.time(), list[RenderableType](), list[Shown]()
+    with Signals() as signals, Watcher(console) as watcher:
+        while not signals.received:
+            now = time.time()
+            views = sight.views(now)
+            idle = [] if views else [Text("no evaluation runs or waits", style="dim")]
+            below = [] if only else ["", *idle, *sight.around.lines(now)]
+            watcher.show(views, "", () if only else sight.ended, below)
+            why = _over(sight, views, watcher.draws)
+            if why:
+                break
+            time.sleep(TICK_SECONDS)
+    if only or watcher.draws:  # what it showed below stays on the terminal
+        print_parts(console, *board([*(views if only else ()), *sight.ended], now), *below)
+    return "" if only else why
+
+
+def _over(sight: Sight, views: Sequence[Shown], draws: bool) -> str:
+    """Why nothing is left to watch; "" where something is."""
+    if sight.only:
+        goes_on = sight.around.holder and any(
+            view.halt is None or view.halt.word != GIVEN_UP for view in views
+        )
+        return "" if goes_on else "it has ended or was given up, or no process goes on with it"
+    if draws:
+        return ""
+    if not sight.around.holder:
+        return "no process evaluates in this work folder: `evalspan status` lists what there is"
+    if not views and not (sight.around.daemon and sight.around.checkpoints.waiting):
+        return "nothing runs, and outside a terminal `watch` ends then: `evalspan status` lists what there is"
+    return ""
