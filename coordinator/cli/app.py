@@ -194,7 +194,6 @@ class Where(Command):
         return named or "the default, below the current folder"
 
     def typed(self, command: str) -> str:
-        """A command with the options of this call."""
         return typed(command, self.config, self.work_dir)
 
 
@@ -299,7 +298,6 @@ def show_json(data: Any) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """OperatorError where the file cannot be written."""
     try:
         yield
     except OSError as error:

@@ -141,7 +141,6 @@ def _suites(settings: Config, files: Sequence[str]) -> dict[str, SuiteSpec]:
 
 
 def _cells(name: str, known: Mapping[str, Described], *, verbose: bool) -> tuple[str, ...]:
-    """Name, kind, and what it holds."""
     from coordinator.intake.catalogue import GROUPS, leaves
 
     one = known[name]

@@ -91,7 +91,6 @@ class Diagnose(Printed):
         say(f"wrote {file}: a person accepts it by adding it to {accepted}", err=True)
 
     def _evaluation(self, name: str) -> None:
-        """Each failed job of it: by its outcome and its log."""
         from coordinator.runtime.causes import failures, of_outcome, of_trial
         from coordinator.runtime.summaries import find_folder
         from coordinator.runtime.summary import died

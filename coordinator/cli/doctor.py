@@ -54,7 +54,6 @@ class Doctor(Printed):
 
 
 def show(made: Checkup, work_dir: Path) -> None:
-    """Print the findings, then a summary."""
     from coordinator.report.tables import Parts, Sheet, print_parts
 
     sheet = Sheet("", "what", "", "found, and what to do")

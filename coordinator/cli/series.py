@@ -274,7 +274,6 @@ def _export_left(settings: Config) -> None:
 
 
 def write_page(file: Path, contents: Contents) -> None:
-    """Write a page to a file. OperatorError where that cannot be."""
     from coordinator.page.html import page
 
     text = page(*contents)
@@ -283,7 +282,6 @@ def write_page(file: Path, contents: Contents) -> None:
 
 
 def write_trace(settings: Config, name: str, file: Path) -> None:
-    """Write one evaluation's spans in Chrome's trace format. OperatorError where that cannot be."""
     from coordinator.page.evaluation import trace
     from coordinator.page.read import evaluation_and_results
 

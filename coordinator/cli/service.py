@@ -230,7 +230,7 @@ class Status(Printed):
         from coordinator.cli.screen.mornings import as_json, of_trainings, standings
         from coordinator.cli.screen.sight import Sight
         from coordinator.cli.screen.slurm_answers import listed_jobs, listed_nodes
-        from coordinator.cli.screen.standing import ROWS, Choice, all_of, json_of, standing
+        from coordinator.cli.screen.standing import ROWS, all_of, choose, json_of, standing
         from coordinator.report.tables import print_parts
         from coordinator.runtime.summaries import find_folder, unreadable
 
@@ -242,8 +242,8 @@ class Status(Printed):
         found, now = all_of(settings), time.time()
         around = Sight(settings, self.typed("daemon")).around
         last = self.last if self.as_json else self.last or ROWS
-        asked = Choice(only=only, open=self.only_open, failed=self.only_failed, last=last)
-        chosen, left_out = asked.of(found)
+        asked = {"only_open": self.only_open, "only_failed": self.only_failed}
+        chosen, left_out = choose(found, only=only, last=last, **asked)
         open_ones = [summary for summary in found if summary.ended_at is None]
         ask, ask_nodes = partial(listed_jobs, settings), partial(listed_nodes, settings)
         shown = standing(settings, chosen, open_ones, ask, ask_nodes)

@@ -20,8 +20,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -92,22 +92,15 @@ def parse_gpus(text: str, visible: str | None) -> tuple[str, ...]:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Member:
-    """One process of a submitted job. Times in unix seconds, `since` in monotonic seconds."""
+    """One process of a submitted job. `since`, `ended`: its start and end in monotonic seconds."""
 
     job: Job | None  # None: an earlier coordinator submitted it
-    name: str
-    job_id: str
-    index: int
-    submitted_at: float
-    phase: JobPhase = "pending"
-    state: str = "PENDING"
-    reason: str = ""
+    shown: JobState
     guardian: subprocess.Popen[bytes] | None = None
     since: float = 0.0
     slots: tuple[int, ...] = ()
     stop: str = ""  # the state it will end with, once SIGTERM was sent
-    started_at: float | None = None
-    ended: float | None = None  # monotonic seconds
+    ended: float | None = None
 
 
 class LocalCluster:
@@ -151,10 +144,11 @@ class LocalCluster:
             self._take_charge()
             if time.monotonic() > self._shortened_at + KEEP_SECONDS:
                 self._kept_rows()
-            row = {"job_id": str(self._last_id + 1), "name": job.name, "submitted_at": time.time()}
+            named = {"job_id": str(self._last_id + 1), "name": job.name, "count": job.count}
+            row = {**named, "submitted_at": time.time()}
             with os.fdopen(make_file(self._folder / "jobs.jsonl"), "a") as file:
-                file.write(json.dumps({**row, "count": job.count}) + "\n")
-            self._add(job, job.count, **row)
+                file.write(json.dumps(row) + "\n")
+            self._add(row, job)
             self._advance()
             return str(self._last_id)
 
@@ -164,7 +158,7 @@ class LocalCluster:
             self._advance()
             oldest = time.monotonic() - ENDED_SECONDS
             self._members = [m for m in self._members if m.ended is None or m.ended > oldest]
-            return [_state(member) for member in self._members]
+            return [member.shown for member in self._members]
 
     def nodes(self) -> list[NodeState]:
         """The one node. A command beside the daemon may call this too: it starts and ends no job."""
@@ -195,7 +189,7 @@ class LocalCluster:
             for target in job_ids:
                 job_id, _, index = target.partition("_")
                 for member in list(self._live):
-                    if member.job_id == job_id and index in ("", str(member.index)):
+                    if member.shown.job_id == job_id and index in ("", str(member.shown.index)):
                         self._stop(member, "CANCELLED")
             self._advance()
 
@@ -223,7 +217,7 @@ class LocalCluster:
             return
         make_folder(self._folder)
         for row in self._kept_rows():
-            self._add(None, **row, phase="running", state="RUNNING", stop=COORDINATOR_ENDED)
+            self._add(row)
         self._alive, self._alive_end = os.pipe()
 
     def _kept_rows(self) -> list[dict[str, Any]]:
@@ -240,10 +234,14 @@ class LocalCluster:
         self._shortened_at = time.monotonic()
         return young
 
-    def _add(self, job: Job | None, count: int, **more: Any) -> None:
-        """Take in a job. `more`: fields of its members."""
-        found = [_Member(job=job, index=index, **more) for index in range(count)]
-        self._last_id = max(self._last_id, int(more["job_id"]))
+    def _add(self, row: Mapping[str, Any], job: Job | None = None) -> None:
+        """Take in a job, by its row of jobs.jsonl. `job` None: an earlier coordinator's, which ended with that one."""
+        known = {key: row[key] for key in ("job_id", "name", "submitted_at")}
+        phase: JobPhase = "running" if job is None else "pending"
+        shown = (JobState(index=i, phase=phase, state=phase.upper(), **known) for i in range(row["count"]))
+        stop = COORDINATOR_ENDED if job is None else ""
+        found = [_Member(job=job, shown=each, stop=stop) for each in shown]
+        self._last_id = max(self._last_id, int(row["job_id"]))
         self._members += found
         self._live += found
 
@@ -279,14 +277,14 @@ class LocalCluster:
         self._start_waiting()
 
     def _running(self) -> list[Job]:
-        return [m.job for m in self._live if m.phase == "running" and m.job is not None]
+        return [m.job for m in self._live if m.shown.phase == "running" and m.job is not None]
 
     def _start_waiting(self) -> None:
         side = sum(not job.gpus for job in self._running())
         overtaking = False
         for member in self._live:
             job = member.job
-            if member.phase != "pending" or job is None:
+            if member.shown.phase != "pending" or job is None:
                 continue
             if job.gpus:
                 free = self._free_slots()
@@ -298,13 +296,13 @@ class LocalCluster:
                 self._start(job, member, [])
 
     def _free_slots(self) -> list[int]:
-        taken = {s for member in self._live if member.phase == "running" for s in member.slots}
+        taken = {slot for member in self._live for slot in member.slots}
         return [s for s in range(self.slots) if s not in taken]
 
     def _start(self, job: Job, member: _Member, slots: Sequence[int]) -> None:
         guardian = (sys.executable, "-I", "-S", local_guardian.__file__, str(self.kill_seconds))
         try:
-            path = Path(log_file(job, member.index))
+            path = Path(log_file(job, member.shown.index))
             make_folder(path.parent)
             with os.fdopen(make_file(path), "ab") as out, self._lock_file() as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH)
@@ -318,14 +316,22 @@ class LocalCluster:
                     pass_fds=(lock.fileno(),),
                 )
         except (OSError, ValueError) as error:
-            member.reason = f"cannot start yet: {error}"
-            log.warning("job %s (%s) %s", member.job_id, member.name, member.reason)
+            member.shown = replace(member.shown, reason=f"cannot start yet: {error}")
+            log.warning("job %s (%s) %s", member.shown.job_id, job.name, member.shown.reason)
             return
-        member.phase, member.state, member.reason = "running", "RUNNING", ""
-        member.slots, member.started_at, member.since = tuple(slots), time.time(), time.monotonic()
+        member.slots, member.since, now = tuple(slots), time.monotonic(), time.time()
+        member.shown = replace(
+            member.shown,
+            phase="running",
+            state="RUNNING",
+            reason="",
+            node=NODE,
+            started_at=now,
+            ends_at=now + job.time_limit_seconds,
+        )
 
     def _environment(self, job: Job, member: _Member, slots: Sequence[int]) -> dict[str, str]:
-        own = {INDEX: str(member.index)}
+        own = {INDEX: str(member.shown.index)}
         if self.gpus:  # a job without a slot must see no GPU
             own["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # nvidia-smi's order
             own["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus[s].partition(",")[0] for s in slots)
@@ -344,11 +350,12 @@ class LocalCluster:
 
     def _end(self, member: _Member, code: int | None) -> None:
         """Record a member's end. `code`: the guardian's; None: this coordinator started none."""
-        member.state = member.stop or ("COMPLETED" if code == 0 else "FAILED")
+        state, reason = member.stop or ("COMPLETED" if code == 0 else "FAILED"), member.shown.reason
         if code:
             number = code - SIGNALLED if code > SIGNALLED else -code
-            member.reason = f"signal {number}" if number > 0 else f"exit code {code}"
-        member.phase, member.guardian, member.ended = "ended", None, time.monotonic()
+            reason = f"signal {number}" if number > 0 else f"exit code {code}"
+        member.shown = replace(member.shown, phase="ended", state=state, reason=reason, ends_at=None)
+        member.guardian, member.ended = None, time.monotonic()
         self._live.remove(member)
 
     @contextlib.contextmanager
@@ -357,21 +364,3 @@ class LocalCluster:
             yield
         except OSError as error:
             raise ClusterError(f"{self._folder} cannot be read or written: {error}") from error
-
-
-def _state(member: _Member) -> JobState:
-    started_at, ends_at = member.started_at, None
-    if member.job is not None and started_at is not None and member.phase == "running":
-        ends_at = started_at + member.job.time_limit_seconds
-    return JobState(
-        job_id=member.job_id,
-        name=member.name,
-        index=member.index,
-        phase=member.phase,
-        state=member.state,
-        node=NODE if started_at is not None else None,
-        reason=member.reason,
-        submitted_at=member.submitted_at,
-        started_at=started_at,
-        ends_at=ends_at,
-    )

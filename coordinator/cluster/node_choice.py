@@ -74,7 +74,6 @@ def choose(node: NodeState, settings: Config) -> NodeState:
 
 
 def exclude(node: NodeState, setting: str) -> NodeState:
-    """The node as one that this setting keeps evalspan off."""
     return replace(node, usable=False, excluded=setting, reason=node.reason or f"excluded by {setting}")
 
 

@@ -129,7 +129,6 @@ def batch_script(job: Job, log_mode: int = 0o600) -> str:
 
 
 def minutes_of(job: Job) -> int:
-    """The job's time limit in whole minutes, as Slurm takes it."""
     return max(1, math.ceil(job.time_limit_seconds / 60))
 
 

@@ -140,7 +140,6 @@ class SlurmCli:
         return text.parse_sinfo(self.ask(["sinfo", "--Node", "--all", f"--Format={text.NODE_FORMAT}"]))
 
     def ask(self, argv: Sequence[str], stdin: str = "", env: Mapping[str, str] | None = None) -> str:
-        """Run one command within the time limit and return its standard output."""
         command = [*self.options.command_prefix, *argv]
         try:
             return run_command(

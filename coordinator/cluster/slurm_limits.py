@@ -166,12 +166,10 @@ class Limit:
 
     @property
     def of_a_job(self) -> bool:
-        """Is it on each job alone, and not on all that run or wait?"""
         return self.name in ("MinTRES", "MaxTRES", "MaxTRESPerNode", "MaxWall")
 
     @property
     def shared(self) -> bool:
-        """Do other users' jobs count?"""
         return not self.holder.startswith("your") and (
             self.name.startswith("Grp") or self.name.endswith("Account")
         )

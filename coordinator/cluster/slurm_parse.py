@@ -85,7 +85,6 @@ ASLEEP = "~#"  # those of a node that is powered down, or boots
 
 
 def own_words(stderr: str) -> str:
-    """A Slurm command's error text in one line, without the command's name."""
     lines = [re.sub(r"^\w+: (error: |fatal: )?", "", line).strip() for line in stderr.splitlines()]
     return "; ".join(dict.fromkeys(line for line in lines if line))
 
@@ -142,7 +141,6 @@ NodeRow = tuple[NodeState, bool]
 
 
 def parse_sinfo(text: str) -> list[NodeRow]:
-    """Parse `sinfo --Node --Format=NODE_FORMAT` with its header."""
     return [_row(fields) for fields in _records(text, len(NODE_FIELDS), "sinfo")]
 
 

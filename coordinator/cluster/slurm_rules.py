@@ -110,7 +110,6 @@ def parse_config(text: str) -> dict[str, str]:
 
 
 def parse_partitions(text: str) -> tuple[Partition, ...]:
-    """Partitions of `scontrol --oneliner show partition`."""
     found = []
     for line in text.splitlines():
         row = dict(re.findall(r"(\S+?)=(\S*)", line))

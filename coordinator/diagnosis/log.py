@@ -97,7 +97,6 @@ class _Traceback:
     lines: list[bytes | str] = field(default_factory=list)  # bytes: as they are in the log
 
     def frame(self) -> str:
-        """The file of the last frame."""
         found = (_FRAME.match(_text(line)) for line in reversed(self.lines))
         return next((frame[1] for frame in found if frame), "")
 

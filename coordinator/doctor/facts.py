@@ -18,7 +18,7 @@ from coordinator.cluster.slurm_accounts import Accounting
 from coordinator.cluster.slurm_parse import Reservation
 from coordinator.cluster.slurm_rules import SiteRules
 from coordinator.config.schema import Config
-from coordinator.doctor.node_jobs import Answer
+from coordinator.doctor.node_jobs import NodeJob
 from evaljobs.contract.specs import Record
 
 Status = Literal["ok", "warn", "fail"]
@@ -79,7 +79,7 @@ class Facts:
     redis: str = ""  # where it answers, and whose it is
     redis_warnings: Sequence[str] = ()
     redis_error: str = ""
-    answers: Sequence[Answer] = ()
+    answers: Sequence[NodeJob] = ()
     left_out: int = 0  # nodes that were not asked
 
     @property
@@ -88,7 +88,6 @@ class Facts:
 
     @property
     def lanes(self) -> int:
-        """Trials of one node."""
         return max((n.gpus for n in self.gpu_nodes), default=0) // max(1, self.config.trial.gpus_per_trial)
 
     @property

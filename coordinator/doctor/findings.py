@@ -22,7 +22,7 @@ from coordinator.cluster.slurm_rules import PRIVATE, Partition, SiteRules
 from coordinator.config.schema import Config, TrialConfig
 from coordinator.doctor.facts import Facts, Finding, finding, gigabytes
 from coordinator.doctor.limit_findings import hours, judge_accounting, setting_of_role
-from coordinator.doctor.node_jobs import Answer
+from coordinator.doctor.node_jobs import NodeJob
 from coordinator.errors import OperatorError
 from coordinator.intake.admission import loaded_suites, missing_places, no_place
 from evaljobs.staging.capacity import MEMORY_FS
@@ -141,7 +141,6 @@ def _watch(facts: Facts) -> Iterator[Finding]:
 
 
 def _site(facts: Facts) -> Iterator[Finding]:
-    """Slurm's settings, partitions and limits."""
     if facts.api:
         yield finding("pyslurm", facts.api)
     if facts.rules is None:
@@ -323,7 +322,6 @@ def _wrong_name(facts: Facts, kind: Purpose, refusal: str) -> str:
 
 
 def _staging(facts: Facts) -> Iterator[Finding]:
-    """Which rung staging starts on."""
     setting, reason = facts.config.stage.host_trials, facts.host_reason
     found, warn, fail = "a precursor per node, beside the trials (rung 1)", "", ""
     if setting is True:
@@ -353,7 +351,7 @@ def _nodes(facts: Facts) -> Iterator[Finding]:
         yield finding("other nodes", f"{facts.left_out} alike were not asked (--nodes 0 asks all)")
 
 
-def judge_node(answer: Answer, config: Config, *, hosting: bool) -> Iterator[Finding]:
+def judge_node(answer: NodeJob, config: Config, *, hosting: bool) -> Iterator[Finding]:
     """What a node's answer means. `hosting`: one job would host its trials (rung 2)."""
     target, record = answer.target, answer.record
     name = f"{target.node} ({target.partition})" if target.partition else target.node
@@ -377,7 +375,7 @@ def judge_node(answer: Answer, config: Config, *, hosting: bool) -> Iterator[Fin
         yield judge_sandbox(record.get("sandbox"), f"on {name}", allow_unsafe=config.metric.allow_unsafe)
 
 
-def _judge_memory(what: str, answer: Answer, config: Config, *, hosting: bool) -> Finding:
+def _judge_memory(what: str, answer: NodeJob, config: Config, *, hosting: bool) -> Finding:
     if not config.stage.enabled:
         return finding(what, "staging is off: trials read storage")
     roots: Sequence[Mapping[str, Any]] = answer.record.get("roots") or ()
@@ -399,7 +397,7 @@ def _judge_memory(what: str, answer: Answer, config: Config, *, hosting: bool) -
     return finding(what, "; ".join(filter(None, [_describe(best, answer), refused])), warn=todo)
 
 
-def _describe(root: Mapping[str, Any], answer: Answer) -> str:
+def _describe(root: Mapping[str, Any], answer: NodeJob) -> str:
     shared = {True: "shared by jobs", False: "private to each job", None: "shared?"}[answer.shared]
     limit = answer.record.get("memory_cgroup_limit")
     parts = [

@@ -92,7 +92,6 @@ class Case:
 
     @property
     def lanes(self) -> int:
-        """Trials of one node."""
         return max(1, min(self.facts.lanes, self.most_trials or self.facts.lanes))
 
     @property
@@ -155,7 +154,6 @@ class Case:
 
 
 def cases_of(facts: Facts, accounting: Accounting, rules: SiteRules) -> list[Case]:
-    """The limits that hold."""
     found: dict[Limit, list[Purpose]] = {}
     for kind, job in facts.jobs.items():
         for limit in limits_on(job, facts.options, rules, accounting):

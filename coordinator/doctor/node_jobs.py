@@ -39,23 +39,17 @@ class Target:
 
 
 @dataclass(slots=True, kw_only=True)
-class Answer:
-    """What a node's jobs have answered; `trouble` says why there is no record."""
+class NodeJob:
+    """A job on a node, and what it has answered. `out`: where its answer comes; `answers`: of how many processes."""
 
     target: Target
-    record: Mapping[str, Any] = field(default_factory=dict)
-    shared: bool | None = None  # whether a second job saw what the first one left on the first root
-    trouble: str = ""
-    refused: bool = False  # the trouble is a fault, not a busy node
-
-
-@dataclass(slots=True, kw_only=True)
-class NodeJob(Answer):
-    """A job, and what it has answered. `out`: where its answer comes; `answers`: of how many processes."""
-
     job: Job
     out: Path
     answers: int = 1
+    record: Mapping[str, Any] = field(default_factory=dict)
+    shared: bool | None = None  # whether a second job saw what the first one left on the first root
+    trouble: str = ""  # why there is no record
+    refused: bool = False  # the trouble is a fault, not a busy node
     job_id: str = ""
     ended_at: float | None = None  # monotonic seconds
     phase: JobPhase = "pending"
@@ -74,7 +68,7 @@ def survey(
     redis_file: Path | None,
     wait_seconds: float,
     sample_mb: int,
-) -> Sequence[Answer]:
+) -> Sequence[NodeJob]:
     """Ask all targets, side by side, for up to two times `wait_seconds`. `folder`: for answers and logs, seen by nodes and
     of a new name of letters and digits.
     """

@@ -66,7 +66,6 @@ def _loopback(address: str) -> bool:
 
 
 def _addresses() -> list[str]:
-    """Addresses of the cluster's nodes; empty where Slurm does not say."""
     try:
         return run_command(ADDRESSES, seconds=SINFO_SECONDS).split()
     except CommandError:

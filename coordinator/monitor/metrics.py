@@ -113,7 +113,6 @@ class Metrics:
         self._thread.join()
 
     def turn(self, seconds: float) -> None:
-        """A turn of the loop took so long."""
         self._histograms["loop_seconds"].observe(seconds)
 
     def note(self, coordinator: Coordinator, pending: int, now: float) -> None:

@@ -106,7 +106,6 @@ def fell(end: Summary, drops: Sequence[Drop], standing: str) -> News:
 
 
 def training(text: str, checkpoint: str, step: int | None, at: float) -> News:
-    """Of a training that is supervised."""
     more: dict[str, Any] = {
         "evaluation_id": "",
         "checkpoint": checkpoint,
@@ -190,7 +189,6 @@ class Notifier:
 
     @property
     def wanted(self) -> bool:
-        """Is there a command or a webhook to send news to?"""
         return bool(self._sinks)
 
     def tell(self, make: Callable[[], Iterable[News]], settled: Callable[[], None] = lambda: None) -> None:

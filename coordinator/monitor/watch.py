@@ -126,7 +126,6 @@ def _read(path: Path) -> tuple[str, ...]:
 
 
 def news(settings: Config, end: Summary) -> Iterable[News]:
-    """Of an evaluation that has ended."""
     yield notify.ended(end, notify.gated(settings, end))
     training = trainings.of_evaluation(settings, end.evaluation_id)
     if training and (drops := [d for d in training.drops if d.evaluation_id == end.evaluation_id]):

@@ -52,7 +52,6 @@ class Pairing:
 
     @property
     def suspects(self) -> list[str]:
-        """Nodes of which nothing is decided yet."""
         return [n for n in self.nodes if n not in self.good and n not in self.bad and n not in self.unchecked]
 
     @property
@@ -74,7 +73,6 @@ class Pairing:
         return _turn(self.nodes, turn, set(left))
 
     def learn(self, results: Mapping[World, Outcome]) -> None:
-        """Take in what came of a round's tests."""
         self.rounds += 1
         known = set(self.good)
         for world, outcome in results.items():
@@ -101,7 +99,6 @@ class Pairing:
         self.unchecked.pop(node, None)
 
     def verdict(self, node: str) -> tuple[Verdict, str]:
-        """A node's verdict so far, and why."""
         if node in self.bad:
             return "bad", self.bad[node]
         if node in self.good:
@@ -171,7 +168,6 @@ def trouble(record: Node) -> str:
 
 
 def outcome(test: Held) -> Outcome:
-    """What came of a test."""
     world, records, said = test.world, test.records, test.said
     if not test.ran and not records:
         return Outcome(passed=None, why=said)

@@ -210,8 +210,6 @@ def _records(one: NodeJob) -> list[Mapping[str, Any]]:
 
 
 class Asked(Record):
-    """What the process gets on its standard input."""
-
     config: Config
     nodes: tuple[str, ...]
 

@@ -189,7 +189,6 @@ def in_rows(found: Iterable[Span]) -> list[Span]:
 
 
 def notes(events: Iterable[AnyEvent], accepted_at: float) -> list[Note]:
-    """What befell nodes, jobs and shards, in order."""
     return [
         Note(event.at - accepted_at, about, text[:MOST_WORDS], bad)
         for event in events

@@ -28,7 +28,6 @@ Find = Callable[[Key, Sequence[Summary]], Training | None]
 
 
 def training_of(summary: Summary) -> Key:
-    """The training that it belongs to."""
     return str(PurePosixPath(summary.checkpoint).parent), summary.suite, summary.mode
 
 

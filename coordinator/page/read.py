@@ -196,7 +196,6 @@ def of_comparison(
 
 
 def _flipped(before: EvaluationPaths, after: EvaluationPaths, task: str) -> set[int]:
-    """Documents of which any value differs."""
     import numpy as np  # noqa: PLC0415 (other commands start without it)
 
     records = [read_evaluation(paths) for paths in (before, after)]
@@ -245,7 +244,6 @@ def evaluation_and_results(
 
 
 def _standing(settings: Config, summaries: Sequence[Summary]) -> list[list[Any]]:
-    """How the nodes stand, and which are cordoned."""
     cordoned = cordons.read(WorkPaths(settings.work_dir).nodes, time.time())
     return evaluation.standing_of(summaries, cordoned)
 

@@ -122,7 +122,6 @@ def sample_row(sample: Mapping[str, Any], later: str = "") -> list[Any]:
 
 
 def _turns(answer: Any, later: str) -> Any:
-    """Texts of a conversation's turns, or one text."""
     return [_text(turn) for turn in answer] if later and isinstance(answer, list) else _text(answer)
 
 

@@ -184,7 +184,6 @@ class Pages:
             return f"{self._work_mark}{len(self._trainings)}" if address == "/" else self._work_mark
 
     def _look(self) -> None:
-        """Look at the work folder, at most once in LOOK_SECONDS."""
         if self._now() - self._looked_at < LOOK_SECONDS:
             return
         root = Path(self.settings.work_dir)

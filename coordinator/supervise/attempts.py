@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 from coordinator.base.signals import SIGNALLED
 from coordinator.cluster import ClusterError, LimitError, local_guardian
@@ -35,34 +35,11 @@ NOTHING_SAID = Diagnosis(reason=None, owner="none", recoverable=True, line="", l
 OURS = re.compile(r"--(?:array|wait|comment|requeue|test-only|parsable)(?:=.*)?|-[aW].*")
 
 
-class Attempt(Protocol):
-    """`nodes`: a hostlist that may be checked once it has ended, "" for none."""
-
-    nodes: str
-
-    def code(self) -> int | None:
-        """The exit code as a shell gives it; None while it runs. ClusterError where that cannot be told now."""
-        ...
-
-    def pulse(self) -> object:
-        """Differs from the last one where there was output, or where none is due."""
-        ...
-
-    def end(self) -> None:
-        """End it at once, since it hangs."""
-        ...
-
-    def tell(self, number: int) -> bool:
-        """Pass a signal on. False: the supervision ends and the training goes on."""
-        ...
-
-    def cause(self, *, hung: bool) -> Diagnosis:
-        """Why it ended, once it has; or why it hangs, before it is ended: the end leaves lines of its own."""
-        ...
-
-
 class Child:
-    """A command below a guardian, which ends all of its processes. Its output is passed on."""
+    """A command below a guardian, which ends all of its processes. Its output is passed on.
+
+    `nodes`: a hostlist that may be checked once it has ended, "" for none.
+    """
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
         self.nodes = ""
@@ -93,20 +70,25 @@ class Child:
                 self._kept[-1].write(chunk)
 
     def code(self) -> int | None:
+        """The exit code as a shell gives it; None while it runs. ClusterError where that cannot be told now."""
         return self._process.poll()
 
     def pulse(self) -> object:
+        """Differs from the last one where there was output, or where none is due."""
         return self._bytes
 
     def end(self) -> None:
+        """End it at once, since it hangs."""
         assert self._process.stdin is not None
         self._process.stdin.close()  # the guardian then waits for seconds only
 
     def tell(self, number: int) -> bool:
+        """Pass a signal on. False: the supervision ends and the training goes on."""
         self._process.send_signal(signal.SIGTERM if number == signal.SIGINT else number)
         return True
 
     def cause(self, *, hung: bool) -> Diagnosis:
+        """Why it ended, once it has; or why it hangs, before it is ended: the end leaves lines of its own."""
         if hung:
             return _diagnosed({"": self._chunks()}, "", "")
         self._pump.join()
@@ -124,7 +106,7 @@ class Child:
 
 
 class BatchJob:
-    """A job that `sbatch` submitted. The token of `slurm` is its comment."""
+    """A job that `sbatch` submitted, with the methods of `Child`. The token of `slurm` is its comment."""
 
     def __init__(self, slurm: SlurmCli, job_id: str) -> None:
         self.job_id, self.nodes, self._slurm = job_id, "", slurm
@@ -193,6 +175,9 @@ class BatchJob:
             return _diagnosed(logs, state, self._job.exit_code)
         except OperatorError:  # storage is away: Slurm's word is left
             return _diagnosed({}, state, self._job.exit_code)
+
+
+Attempt = Child | BatchJob
 
 
 def sbatch_words(argv: Sequence[str], token: str, exclude: Sequence[str]) -> list[str]:

@@ -64,12 +64,10 @@ def decide(end: End, left: int, unknown_before: bool) -> Decision:
 
 
 def is_unknown(end: End) -> bool:
-    """Is there neither a reason nor progress, and no kill?"""
     return end.cause.reason is None and not end.progress and end.code not in KILLED
 
 
 def said(end: End) -> str:
-    """What an attempt ended with, in words."""
     how = f"no output and no heartbeat for {end.silent:.0f} s" if end.hung else f"exit code {end.code}"
     if not end.hung and end.code > SIGNALLED:
         how = f"ended by signal {end.code - SIGNALLED}"

@@ -101,7 +101,6 @@ def _described(config: Mapping[str, Any], file: str) -> Described:
 
 
 def _metrics(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Metric names; those of functions by the function's name."""
     listed = config.get("metric_list")
     named = [m.get("metric") for m in listed if isinstance(m, dict)] if isinstance(listed, list) else []
     return tuple(str(m).rpartition(".")[2] if isinstance(m, Function) else str(m) for m in named)

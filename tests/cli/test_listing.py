@@ -20,7 +20,7 @@ from support.toys import TASKS, config_text, suite_text
 from coordinator.cli.screen.listing import Surroundings, show_left_out
 from coordinator.cli.screen.sight import Sight
 from coordinator.cli.screen.slurm_answers import wrapped_daemon
-from coordinator.cli.screen.standing import Choice, failed
+from coordinator.cli.screen.standing import choose, has_failed
 from coordinator.cluster.slurm_parse import FIELD_END, QUEUE_FORMAT, RECORD_END
 from coordinator.config.schema import ClusterConfig, Config
 from coordinator.intake.inbox import Notice, leave
@@ -56,15 +56,15 @@ summaries = st.builds(
 )
 def test_a_choice_of_rows_is_complete_in_order_and_counts_what_it_leaves_out(found, open_, failed_, last):
     """What is not over comes first, then the newest; every row that is asked for is shown or counted."""
-    shown, left = Choice(open=open_, failed=failed_, last=last).of(found)
+    shown, left = choose(found, only=None, only_open=open_, only_failed=failed_, last=last)
     over = [s.ended_at is not None for s in shown]
     assert over == sorted(over)
     for group in (True, False):
         times = [s.accepted_at for s, is_over in zip(shown, over, strict=True) if is_over is group]
         assert times == sorted(times, reverse=True)
     assert not (open_ and any(over))
-    assert not failed_ or all(failed(s) for s in shown)
-    asked = sum((not open_ or s.ended_at is None) and (not failed_ or failed(s)) for s in found)
+    assert not failed_ or all(has_failed(s) for s in shown)
+    asked = sum((not open_ or s.ended_at is None) and (not failed_ or has_failed(s)) for s in found)
     assert len(shown) + left == asked
     assert last is None or len(shown) <= last
     said = printed(*show_left_out(left, len(shown), "evalspan status"))

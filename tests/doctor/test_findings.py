@@ -13,12 +13,12 @@ from coordinator.cluster.node_choice import choose
 from coordinator.cluster.slurm_accounts import ACCOUNT_FORMAT, QOS_FORMAT, USER_FORMAT, Accounting, parse_rows
 from coordinator.cluster.slurm_limits import Limit
 from coordinator.cluster.slurm_parse import parse_reservations
-from coordinator.cluster.slurm_rules import Partition, SiteRules
+from coordinator.cluster.slurm_rules import PRECURSOR, Partition, SiteRules
 from coordinator.config.schema import Config, NodesConfig
 from coordinator.doctor import collect, findings
 from coordinator.doctor.facts import Checkup, Facts, Finding
 from coordinator.doctor.limit_findings import case_of, judge_limit
-from coordinator.doctor.node_jobs import Answer, Target
+from coordinator.doctor.node_jobs import NodeJob, Target
 from coordinator.runtime import wiring
 
 LANES = 8
@@ -88,7 +88,15 @@ def answer(*, shared=True, trouble="", refused=False, **record):
     roots = [{"root": "/dev/shm", "usable": True, "why": "", **STAGED}]
     facts = {"roots": roots, "versions": VERSIONS, "memory_cgroup_limit": None, **record}
     target = Target(node="n1", cluster=FakeCluster(fleet=()), sandbox=False)
-    return Answer(target=target, record=facts, shared=shared, trouble=trouble, refused=refused)
+    return NodeJob(
+        target=target,
+        job=PRECURSOR,
+        out=Path(),
+        record=facts,
+        shared=shared,
+        trouble=trouble,
+        refused=refused,
+    )
 
 
 def refused(words, **settings):

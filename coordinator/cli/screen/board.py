@@ -203,7 +203,6 @@ def _lines(console: Console, made: RenderableType) -> int:
 
 
 def value_in_words(score: ScoreValue) -> str:
-    """Metric, value and standard error."""
     error = "" if score.stderr is None else f" ± {score.stderr:.4f}"
     return f"{score.measure} {score.value:.4f}{error}"
 

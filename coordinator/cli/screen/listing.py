@@ -63,7 +63,6 @@ class Surroundings:
         yield self.daemon_line(now)
 
     def daemon_line(self, now: float) -> Parts:
-        """The daemon's state."""
         began = "" if self.since is None else f" since {clock_time(self.since, now)}"
         if self.daemon:
             return Parts(f"daemon: running{began}{self.holder.removeprefix(DAEMON)}", style="green")

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TextIO
 
 import typer
 from rich.console import Console, RenderableType
@@ -31,6 +30,8 @@ from coordinator.runtime.loop import Coordinator
 
 LINE_SECONDS = 5.0  # least seconds between two lines of one evaluation, without a terminal
 ALIVE_SECONDS = 30.0  # most seconds between two lines of one evaluation, without a terminal
+QUESTION = "Cancel this evaluation? y: yes, n: it goes on, Ctrl-C again: yes [y/N] "
+LEFT = "SIGTERM: the evaluation is not cancelled; the same command resumes it"
 ENDED = "ended"  # last line of an evaluation, in a pipe
 
 
@@ -58,11 +59,9 @@ class Watcher:
 
     @property
     def draws(self) -> bool:
-        """Does it draw a screen, rather than print lines?"""
         return self._live is not None
 
     def pause(self) -> None:
-        """Leave the screen to a question."""
         if self._live is not None:
             self._live.stop()
 
@@ -139,77 +138,54 @@ class Watcher:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-# --- the person at the terminal of `evalspan eval` -------------------------------------------------------------------
-
-
-QUESTION = "Cancel this evaluation? y: yes, n: it goes on, Ctrl-C again: yes [y/N] "
-LEFT = "SIGTERM: the evaluation is not cancelled; the same command resumes it"
-
-
-class Interrupt:
-    """Asks the person at the terminal whether to cancel, between two ticks of the loop."""
-
-    def __init__(self, signals: Signals, watcher: Watcher, keyboard: TextIO) -> None:
-        self.cancelled = False
-        self._signals = signals
-        self._watcher = watcher
-        self._keyboard = keyboard
-        self._seen = 0  # signals handled so far
-        self._asking = False
-
-    def show(self, runs: Sequence[Shown], trouble: str) -> None:
-        """Draw, unless a question is open."""
-        if not self._asking:
-            self._watcher.show(runs, trouble)
-
-    def wanted(self) -> bool:
-        """True once, when the person cancels. At SIGTERM raises typer.Exit; the evaluation stays open."""
-        new = self._signals.received[self._seen :]
-        self._seen += len(new)
-        if self.cancelled:
-            return False
-        if signal.SIGTERM in new and not cancelled_by_slurm(os.environ):
-            self._watcher.console.print(LEFT, soft_wrap=True)
-            raise typer.Exit(ExitCode.TERMINATED)
-        if new and (signal.SIGTERM in new or self._asking or len(new) > 1 or not self._keyboard.isatty()):
-            return self._close(cancel=True)
-        if new:
-            self._asking = True
-            self._watcher.pause()
-            self._watcher.console.print(QUESTION, end="", markup=False, highlight=False, soft_wrap=True)
-        elif self._asking and select.select([self._keyboard], [], [], 0)[0]:
-            # end of input (the terminal is gone) means no
-            return self._close(cancel=self._keyboard.readline().strip().lower() in ("y", "yes"))
-        return False
-
-    def _close(self, *, cancel: bool) -> bool:
-        if self._asking:
-            self._asking = False
-            self._watcher.go_on()
-        self.cancelled = cancel
-        return cancel
-
-
 class Screen(TerminalMessages):
-    """Follows a run of `coordinator.api.evaluate` on a console; the person may cancel it."""
+    """Follows a run of `coordinator.api.evaluate` on a console; the person may cancel it, between two ticks of the loop."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._asking = self._cancelled = False
+        self._seen = 0  # signals handled so far
 
     @contextmanager
     def run(self, coordinator: Coordinator) -> Iterator[Callable[[], bool]]:
         with Signals() as signals, Watcher(self._console) as watcher:
-            interrupt = Interrupt(signals, watcher, sys.stdin)
             said = False
 
             def watch() -> bool:
                 nonlocal said
-                if interrupt.cancelled and not said:  # the journal has it
+                if self._cancelled and not said:  # the journal has it
                     said = True
                     self._console.print("cancelling: its jobs are ended, node memory is cleared")
-                interrupt.show(
-                    [*map(Shown, coordinator.evaluations.summaries())], coordinator.evaluations.trouble
-                )
-                return interrupt.wanted()
+                if not self._asking:
+                    found = coordinator.evaluations
+                    watcher.show([*map(Shown, found.summaries())], found.trouble)
+                return self._is_cancelled(signals, watcher)
 
             yield watch
+
+    def _is_cancelled(self, signals: Signals, watcher: Watcher) -> bool:
+        """True once, when the person cancels. At SIGTERM raises typer.Exit; the evaluation stays open."""
+        new = signals.received[self._seen :]
+        self._seen += len(new)
+        if self._cancelled:
+            return False
+        if signal.SIGTERM in new and not cancelled_by_slurm(os.environ):
+            self._console.print(LEFT, soft_wrap=True)
+            raise typer.Exit(ExitCode.TERMINATED)
+        if new and (signal.SIGTERM in new or self._asking or len(new) > 1 or not sys.stdin.isatty()):
+            return self._close(watcher, cancel=True)
+        if new:
+            self._asking = True
+            watcher.pause()
+            self._console.print(QUESTION, end="", markup=False, highlight=False, soft_wrap=True)
+        elif self._asking and select.select([sys.stdin], [], [], 0)[0]:
+            # end of input (the terminal is gone) means no
+            return self._close(watcher, cancel=sys.stdin.readline().strip().lower() in ("y", "yes"))
+        return False
+
+    def _close(self, watcher: Watcher, *, cancel: bool) -> bool:
+        if self._asking:
+            self._asking = False
+            watcher.go_on()
+        self._cancelled = cancel
+        return cancel

@@ -49,7 +49,6 @@ def lines_of(settings: Config, evaluation: str) -> Iterator[Parts]:
 
 
 def of_trainings(found: Iterable[Standing]) -> Iterator[Parts]:
-    """A line each."""
     for one in found:
         if one.training:
             worse = any(clause.verdict == "worse" for clause in clauses(one.training))
@@ -58,7 +57,6 @@ def of_trainings(found: Iterable[Standing]) -> Iterator[Parts]:
 
 
 def said_of(one: Standing) -> str:
-    """In a sentence."""
     return morning(one.training, one.others[:MOST]) if one.training else ""
 
 

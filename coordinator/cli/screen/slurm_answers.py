@@ -29,12 +29,10 @@ def listed_jobs(config: Config) -> Sequence[JobState]:
 
 
 def listed_nodes(config: Config) -> Sequence[NodeState]:
-    """This work folder's nodes."""
     return _asked(config, "sinfo", lambda slurm: slurm.nodes()) if config.cluster.kind == "slurm" else ()
 
 
 def queued_daemons(config: Config) -> Sequence[JobState]:
-    """This work folder's daemon jobs that are pending."""
     if config.cluster.kind != "slurm":
         return ()
     from coordinator.cluster.daemon_job import daemon_job

@@ -56,7 +56,6 @@ class Shown:
 
     @property
     def stopped(self) -> bool:
-        """Does no process run it?"""
         return self.halt is not None and not (self.summary.parked and self.held)
 
     @property
@@ -88,37 +87,28 @@ class Shown:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """Which evaluations are asked for. `last`: at most so many, the newest; None: all."""
-
-    only: str | None = None
-    open: bool = False
-    failed: bool = False
-    last: int | None = None
-
-    def of(self, summaries: Sequence[Summary]) -> tuple[list[Summary], int]:
-        """Those to show, what is not over first, then the newest; and how many are left out."""
-        found = [
-            s
-            for s in summaries
-            if self.only in (None, s.evaluation_id)
-            and (not self.open or s.ended_at is None)
-            and (not self.failed or failed(s))
-        ]
-        found.sort(key=lambda s: (s.ended_at is not None, -s.accepted_at, s.evaluation_id))
-        shown = found if self.last is None else found[: self.last]
-        return shown, len(found) - len(shown)
+def choose(
+    summaries: Sequence[Summary], *, only: str | None, only_open: bool, only_failed: bool, last: int | None
+) -> tuple[list[Summary], int]:
+    """Those to show, what is not over first, then the newest `last`, and how many are left out."""
+    found = [
+        s
+        for s in summaries
+        if only in (None, s.evaluation_id)
+        and (not only_open or s.ended_at is None)
+        and (not only_failed or has_failed(s))
+    ]
+    found.sort(key=lambda s: (s.ended_at is not None, -s.accepted_at, s.evaluation_id))
+    return found[:last], len(found) - len(found[:last])
 
 
-def failed(summary: Summary) -> bool:
+def has_failed(summary: Summary) -> bool:
     """Has it a failed task, or can it not go on? What was cancelled has not failed."""
     halted = summary.parked or summary.fault
     return bool(summary.errors or halted) and not (summary.ended_at and summary.cancelled)
 
 
 def all_of(config: Config) -> list[Summary]:
-    """Of all evaluations of the work folder."""
     found = Summaries(config)
     found.look(0.0)
     return [*found.open, *found.ended]
