@@ -73,7 +73,14 @@ class LmEvalCommand(TyperCommand):
         words = rewritten(args, valued, needless, checkpoint=takes)
         if needless:
             typer.echo(f"needless: {'; '.join(f'{name}: {NEEDLESS[name]}' for name in needless)}", err=True)
-        return super().parse_args(ctx, words)
+        ctx.allow_extra_args = takes
+        rest: list[str] = super().parse_args(ctx, words)
+        if ctx.args and not ctx.resilient_parsing:
+            said = f"{ctx.info_name} takes one checkpoint, and {ctx.args[0]!r} is a word too much"
+            raise OperatorError(
+                f"{said}: say --suite {ctx.args[0]}, or run another `evalspan {ctx.info_name}` for it"
+            )
+        return rest
 
 
 # --- words of the command line ---------------------------------------------------------------------------------------

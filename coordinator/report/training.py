@@ -106,7 +106,7 @@ class Training(Kept):
 def title(folder: str, suite: str, mode: str) -> str:
     """A training's name on screens."""
     name = "/".join(PurePosixPath(folder).parts[-2:])
-    return f"{name} · {suite}" + (f", {mode} mode" if mode != "exact" else "")
+    return f"{name}, {suite}" + (f", {mode} mode" if mode != "exact" else "")
 
 
 def drops_of(curve: Curve) -> list[Drop]:

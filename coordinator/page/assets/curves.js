@@ -45,7 +45,7 @@ function curvesPart() {
     choice("smoothing", [[0, "none"], [0.6, "some"], [0.85, "strong"]], (v) => { look.smooth = Number(v); draw(); }, "smooth"), choice("steps", [["linear", "linear"], ["log", "logarithmic"]], (v) => { look.log = v === "log"; draw(); }, "steps"));
   const legend = el("fieldset", { class: "legend" }, el("legend", { text: "trainings" }), DATA.trainings.map((training, i) => {
     const box = el("input", { type: "checkbox", checked: true, onchange: () => { box.checked ? picked.add(i) : picked.delete(i); draw(); } });
-    return el("label", {}, box, el("span", { class: "swatch", style: { background: line(i) } }), said(`${training.name} · ${training.suite}`));
+    return el("label", {}, box, el("span", { class: "swatch", style: { background: line(i) } }), said(`${training.name}, ${training.suite}`));
   }));
   draw();
   return section("curves", "Learning curves", null, worsePart(), tools, DATA.trainings.length > 1 ? legend : null, count, grid);
@@ -57,7 +57,7 @@ const MOST_WORSE = 5; // drops that are named above the charts
 function worsePart() {
   const drops = DATA.trainings.flatMap((t) => t.drops);
   return el("div", { class: `head ${drops.length ? "failed" : DATA.trainings.some((t) => t.judged) ? "done" : ""}` },
-    DATA.trainings.map((t) => [DATA.trainings.length > 1 ? el("p", {}, said(`${t.name} · ${t.suite}`, "said strong")) : null, clausesOf({ clauses: t.clauses.filter((c) => c.compared.length || !t.drops.length) })]),
+    DATA.trainings.map((t) => [DATA.trainings.length > 1 ? el("p", {}, said(`${t.name}, ${t.suite}`, "said strong")) : null, clausesOf({ clauses: t.clauses.filter((c) => c.compared.length || !t.drops.length) })]),
     drops.slice(0, MOST_WORSE).map((d) => el("p", {}, link(address.evaluation(d.evaluation), said(d.name, "said strong")), ` is ${d.words}`)),
     drops.length > MOST_WORSE ? el("p", {}, el("a", { href: "#part=curves&show=worse", text: `and ${drops.length - MOST_WORSE} more` })) : null);
 }

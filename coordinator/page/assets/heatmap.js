@@ -14,7 +14,7 @@ function heatmapPart() {
   const change = (name) => (value) => { map[name] = value; map.fill(); };
   const grouped = map.training.groups.length ? [["groups", "groups, folded"]] : [];
   const tools = el("div", { class: "tools" },
-    DATA.trainings.length > 1 ? choice("training", DATA.trainings.map((t, i) => [i, `${t.name} · ${t.suite}`]), (v) => { map.training = DATA.trainings[v]; map.fill(); }, "training") : null,
+    DATA.trainings.length > 1 ? choice("training", DATA.trainings.map((t, i) => [i, `${t.name}, ${t.suite}`]), (v) => { map.training = DATA.trainings[v]; map.fill(); }, "training") : null,
     choice("rows", [...grouped, ["suite", "as in the suite"], ["drop", "largest drop at the last checkpoint first"], ["worse", "worse ones only"]], change("order"), "rows"),
     choice("columns", [["fit", "as many as fit, over the whole training"], ["all", "all checkpoints"]], change("columns"), "columns"),
     choice("colour by", [["evidence", "change from the checkpoint before, beyond two standard errors of a difference"], ["range", "place between the row's worst and best"]], change("by"), "colour"),

@@ -9,7 +9,8 @@ function trainingsPart() {
   const draw = (text) => {
     const found = DATA.trainings.filter((t) => `${t.folder} ${t.suite}`.toLowerCase().includes(text));
     count.textContent = !DATA.trainings.length ? "No checkpoint was evaluated here yet." : `${found.length} of ${DATA.trainings.length}, the one with the newest checkpoint first. Each in the words of "evalspan status".`;
-    list.replaceChildren(...found.map(card));
+    const several = found.filter((t) => t.checkpoints > 1), alone = found.filter((t) => t.checkpoints < 2);
+    list.replaceChildren(...several.map(card), ...(alone.length ? [el("details", { open: !several.length || alone.length === 1 }, el("summary", { text: `${alone.length} of one checkpoint` }), el("div", { class: "cards" }, alone.map(card)))] : []));
   };
   draw(sought("training"));
   return section("trainings", "Trainings", null, DATA.trainings.length > 5 ? el("div", { class: "tools" }, search("find a training", draw, "training")) : null, count, list);

@@ -30,8 +30,8 @@ function statePart() {
   const others = (t?.standing?.clauses ?? []).filter((c) => String(c.compared) !== String(t.against?.compared));
   return el("section", { id: "state", class: `head ${word}`, "aria-label": "state" },
     el("p", { class: "big" }, said(text)),
-    el("p", {}, said(a.step === null ? a.checkpoint : `step ${a.step}`, "said strong"), " · ", said(a.mode === "exact" ? a.suite : `${a.suite}, ${a.mode} mode`), ` · ${DATA.report.entries.filter((e) => e.status === "scored").length} of ${a.entries.length} tasks scored · `,
-      `${spanName()} ${seconds(a.makespan_seconds)} · ${DATA.slot} time ${seconds(a.gpu_seconds)}`),
+    el("p", {}, said(a.step === null ? a.checkpoint : `step ${a.step}`, "said strong"), ", ", said(a.mode === "exact" ? a.suite : `${a.suite}, ${a.mode} mode`), `, ${DATA.report.entries.filter((e) => e.status === "scored").length} of ${a.entries.length} tasks scored, `,
+      `${spanName()} ${seconds(a.makespan_seconds)}, ${DATA.slot} time ${seconds(a.gpu_seconds)}`),
     DATA.waits.length ? el("p", {}, "It waits: ", said(DATA.waits.join("; "))) : null,
     t?.against ? clausesOf({ clauses: [t.against] }) : null,
     others.length ? [el("p", {}, "Its training:"), clausesOf({ clauses: others })] : null,
