@@ -148,7 +148,7 @@ class Init(Command):
     qos: str | None = option("QOS of all jobs.")
 
     def run(self) -> None:
-        from coordinator.cli.screen.slurm_answers import wrapped_daemon
+        from coordinator.cli.screen.sight import wrapped_daemon
         from coordinator.config import loading, template
 
         path = self.path

@@ -228,8 +228,7 @@ class Status(Printed):
         from coordinator.cli.screen.board import board
         from coordinator.cli.screen.listing import show_left_out
         from coordinator.cli.screen.mornings import as_json, of_trainings, standings
-        from coordinator.cli.screen.sight import Sight
-        from coordinator.cli.screen.slurm_answers import listed_jobs, listed_nodes
+        from coordinator.cli.screen.sight import Sight, listed_jobs, listed_nodes
         from coordinator.cli.screen.standing import ROWS, all_of, choose, json_of, standing
         from coordinator.report.tables import print_parts
         from coordinator.runtime.summaries import find_folder, unreadable

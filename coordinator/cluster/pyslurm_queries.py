@@ -1,7 +1,7 @@
 """One query of Slurm by pyslurm: prints the records that `slurm_parse` reads from squeue and sinfo, as JSON.
 
 Rule: a process of its own, and the only importer of pyslurm. Slurm's library ends its process where it finds no slurm.conf,
-and holds Python's lock while it waits for slurmctld. Started by `slurm_pyslurm`. Written for pyslurm 25.11.2.
+and holds Python's lock while it waits for slurmctld. Started by `slurm_cli.SlurmApi`. Written for pyslurm 25.11.2.
 """
 
 from __future__ import annotations

@@ -81,9 +81,6 @@ class SlurmOptions:
         own = self.role(job.purpose).qos or self.settings.cluster.qos
         return self.settings.borrow.best_effort_qos or own if job.best_effort else own
 
-    def extra_args_of(self, job: Job) -> tuple[str, ...]:
-        return (*self.settings.cluster.extra_args, *self.role(job.purpose).extra_args)
-
 
 def comment_of(job: Job, token: str) -> str:
     """A job's `--comment`: the work folder's token, then the job's purpose."""
@@ -128,10 +125,6 @@ def batch_script(job: Job, log_mode: int = 0o600) -> str:
     return "\n".join(lines) + "\n"
 
 
-def minutes_of(job: Job) -> int:
-    return max(1, math.ceil(job.time_limit_seconds / 60))
-
-
 def sbatch_arguments(job: Job, options: SlurmOptions) -> list[str]:
     """The arguments of `sbatch` for this job; the script itself comes on standard input.
 
@@ -148,7 +141,7 @@ def sbatch_arguments(job: Job, options: SlurmOptions) -> list[str]:
         f"--ntasks-per-node={job.tasks}" if isinstance(job, NodesJob) else "--ntasks=1",
         f"--cpus-per-task={job.cpus}",
         f"--mem={job.memory_mb}M",
-        f"--time={minutes_of(job)}",
+        f"--time={max(1, math.ceil(job.time_limit_seconds / 60))}",  # whole minutes
         "--export=ALL",  # of the environment that sbatch gets: `job_environment.submission_environment`
     ]
     # `--signal` may come up to a minute early: a short job would get SIGTERM before it began.
@@ -171,7 +164,7 @@ def sbatch_arguments(job: Job, options: SlurmOptions) -> list[str]:
     ):
         if value is not None:
             arguments.append(f"--{flag}={value}")
-    return [*arguments, *options.extra_args_of(job)]
+    return [*arguments, *options.settings.cluster.extra_args, *options.role(job.purpose).extra_args]
 
 
 def gpu_arguments(job: Job, template: str) -> list[str]:

@@ -21,10 +21,9 @@ from pathlib import Path
 from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import Cluster, ClusterError, Job, NodeState, Purpose, slurm_rules
 from coordinator.cluster.local import LocalCluster, gpu_names
-from coordinator.cluster.slurm_cli import SlurmCli
+from coordinator.cluster.slurm_cli import SlurmApi, SlurmCli
 from coordinator.cluster.slurm_limits import setting_of
 from coordinator.cluster.slurm_parse import parse_reservations
-from coordinator.cluster.slurm_pyslurm import SlurmApi
 from coordinator.config.schema import Config
 from coordinator.doctor.facts import Checkup, Facts, Status
 from coordinator.doctor.findings import judge

@@ -20,7 +20,7 @@ from coordinator.config.schema import Config
 from coordinator.errors import EvalspanError
 from coordinator.evaluation.events import AnyEvent
 from coordinator.evaluation.state import State
-from coordinator.page import evaluation, index, samples, training
+from coordinator.page import evaluation, index, samples
 from coordinator.report import trainings
 from coordinator.report.columns import columns, sample_file, with_signals
 from coordinator.report.comparisons import heads_of
@@ -103,7 +103,7 @@ def _beside(
         earlier = Against(evaluation_id=last.evaluation_id, label=index.label_of(last), **whole)
         against = held(index.label_of(one), name, earlier)._asdict()
     about = {
-        "standing": standing and training.shown(standing),
+        "standing": standing and index.shown(standing),
         "against": against,
         "folder": folder,
         "suite": suite,
@@ -155,7 +155,7 @@ def of_work_folder(
 def of_trainings(settings: Config, points: Sequence[Point], selector: str) -> Contents:
     """Checkpoints, by training, with verdicts along each. `selector`: what named them."""
     each = trainings.by_training(points).values()
-    data = training.training_data(trainings.judge(settings, of, whole=is_folder(selector)) for of in each)
+    data = index.training_data(trainings.judge(settings, of, whole=is_folder(selector)) for of in each)
     return _made(", ".join(dict.fromkeys(t["name"] for t in data["trainings"])), data)
 
 

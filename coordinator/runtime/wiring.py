@@ -19,9 +19,8 @@ from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import Cluster, RefusedError
 from coordinator.cluster.local import LocalCluster, gpu_names
 from coordinator.cluster.sbatch_text import ROLES, SlurmOptions
-from coordinator.cluster.slurm_cli import SlurmCli
+from coordinator.cluster.slurm_cli import SlurmApi, SlurmCli
 from coordinator.cluster.slurm_limits import ends
-from coordinator.cluster.slurm_pyslurm import SlurmApi
 from coordinator.cluster.slurm_rules import SCONTROL_SECONDS, Hosting, Wants, ask_hosting, unknown_partition
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError, RetryError

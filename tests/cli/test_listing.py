@@ -18,8 +18,7 @@ from rich.console import Console
 from support.toys import TASKS, config_text, suite_text
 
 from coordinator.cli.screen.listing import Surroundings, show_left_out
-from coordinator.cli.screen.sight import Sight
-from coordinator.cli.screen.slurm_answers import wrapped_daemon
+from coordinator.cli.screen.sight import Sight, wrapped_daemon
 from coordinator.cli.screen.standing import choose, has_failed
 from coordinator.cluster.slurm_parse import FIELD_END, QUEUE_FORMAT, RECORD_END
 from coordinator.config.schema import ClusterConfig, Config

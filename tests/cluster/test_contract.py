@@ -16,8 +16,7 @@ from support.slurm_options import on_site
 
 from coordinator.cluster import Cluster, Job, RefusedError
 from coordinator.cluster.local import NODE, LocalCluster
-from coordinator.cluster.slurm_cli import SlurmCli
-from coordinator.cluster.slurm_pyslurm import SlurmApi
+from coordinator.cluster.slurm_cli import SlurmApi, SlurmCli
 
 
 @dataclass

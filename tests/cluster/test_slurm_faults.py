@@ -20,9 +20,8 @@ from support.slurm_options import slurm_options
 from coordinator.cluster import ClusterError, Job, LimitError, RefusedError
 from coordinator.cluster import slurm_parse as text
 from coordinator.cluster.pyslurm_queries import members
-from coordinator.cluster.slurm_cli import SlurmCli
+from coordinator.cluster.slurm_cli import SlurmApi, SlurmCli
 from coordinator.cluster.slurm_parse import NODE_FIELDS
-from coordinator.cluster.slurm_pyslurm import SlurmApi
 
 # the header alone of what `sinfo` is asked for
 NO_NODES = "\\037".join(NODE_FIELDS) + "\\036\\n"

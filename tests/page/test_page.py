@@ -20,8 +20,8 @@ from coordinator.evaluation.events import JobEnded, Planned
 from coordinator.page import read
 from coordinator.page.evaluation import Note, Span, evaluation_data, in_rows, notes, standing_of, trace
 from coordinator.page.html import as_json, page
+from coordinator.page.index import short_names, training_data
 from coordinator.page.samples import Kind, blocks_of, sample_row
-from coordinator.page.training import short_names, training_data
 from coordinator.report import trainings
 from coordinator.report.learning_curves import make_series
 from coordinator.report.measurements import ShardSpan, make_report

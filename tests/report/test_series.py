@@ -20,7 +20,7 @@ from coordinator.base.strict_json import finite
 from coordinator.errors import OperatorError
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.intake import places
-from coordinator.page.training import training_data
+from coordinator.page.index import training_data
 from coordinator.report import load_series
 from coordinator.report.comparisons import heads_of
 from coordinator.report.learning_curves import Series, Worse, make_series, scores_of, to_csv, to_json

@@ -15,8 +15,7 @@ from coordinator.cli.screen.standing import all_of
 from coordinator.config.schema import Config, NotifyConfig
 from coordinator.monitor import notify, watch
 from coordinator.page import read
-from coordinator.page.index import index_data
-from coordinator.page.training import training_data
+from coordinator.page.index import index_data, training_data
 from coordinator.report import trainings
 from coordinator.report.columns import columns, with_signals
 from coordinator.report.comparisons import comparison

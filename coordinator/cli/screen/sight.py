@@ -2,15 +2,21 @@
 
 Rule: reads files and the lock; writes nothing. Where no daemon runs, what lies in the inbox is listed, too. At a terminal
 `watch` stays until Ctrl-C; with an id until that evaluation has ended or is given up; in a pipe until nothing runs and
-nothing waits that a running daemon will take.
+nothing waits that a running daemon will take. Slurm only explains what waits, so an answer that does not come within
+LISTING_SECONDS is none.
 """
 
 from __future__ import annotations
 
+import shutil
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Console, RenderableType
 from rich.text import Text
@@ -21,9 +27,8 @@ from coordinator.base.throttle import Throttle
 from coordinator.cli.screen.board import board
 from coordinator.cli.screen.listing import Surroundings
 from coordinator.cli.screen.live_screen import Watcher
-from coordinator.cli.screen.slurm_answers import queued_daemons, wrapped_daemon
 from coordinator.cli.screen.standing import Shown, shown_of
-from coordinator.cluster import JobState
+from coordinator.cluster import JobState, NodeState
 from coordinator.config.schema import Config
 from coordinator.intake import inbox, pending
 from coordinator.report.tables import print_parts
@@ -32,6 +37,12 @@ from coordinator.runtime.summary import GIVEN_UP
 from coordinator.runtime.work_lock import WorkLock, is_daemon
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
+if TYPE_CHECKING:
+    from coordinator.cluster.slurm_cli import SlurmCli
+
+LISTING_SECONDS = 5.0  # longest wait for an answer of Slurm
+WRAPPER = "evalspan-daemon"  # the script that runs a daemon as a job
+T = TypeVar("T")
 LOOK_SECONDS = 2.0  # between two looks at the daemon and pending checkpoints
 SLURM_SECONDS = 30.0  # between two `squeue`, while no process has the work folder
 TICK_SECONDS = 0.5  # between two drawings of `watch`
@@ -136,3 +147,60 @@ def _over(sight: Sight, views: Sequence[Shown], draws: bool) -> str:
     if not views and not (sight.around.daemon and sight.around.checkpoints.waiting):
         return "nothing runs, and outside a terminal `watch` ends then: `evalspan status` lists what there is"
     return ""
+
+
+# --- what is asked of Slurm ------------------------------------------------------------------------------------------
+
+
+def listed_jobs(config: Config) -> Sequence[JobState]:
+    """This work folder's jobs; the cluster's kind may be an option of `eval` alone."""
+    return _asked(config, "squeue", lambda slurm: slurm.jobs())
+
+
+def listed_nodes(config: Config) -> Sequence[NodeState]:
+    return _asked(config, "sinfo", lambda slurm: slurm.nodes()) if config.cluster.kind == "slurm" else ()
+
+
+def queued_daemons(config: Config) -> Sequence[JobState]:
+    if config.cluster.kind != "slurm":
+        return ()
+    from coordinator.cluster.daemon_job import daemon_job
+    from coordinator.runtime.wiring import slurm_options
+
+    name = daemon_job(slurm_options(config)).name
+    return [j for j in _asked(config, "squeue", lambda slurm: slurm.jobs_named(name)) if j.phase == "pending"]
+
+
+def _asked(config: Config, command: str, ask: Callable[[SlurmCli], Sequence[T]]) -> Sequence[T]:
+    """() where Slurm is not here, or does not answer."""
+    if shutil.which(command) is None:
+        return ()
+    from coordinator.cluster import ClusterError
+    from coordinator.cluster.slurm_cli import SlurmCli
+    from coordinator.runtime.wiring import slurm_options
+
+    with suppress(ClusterError):
+        return ask(SlurmCli(replace(slurm_options(config), timeout_seconds=LISTING_SECONDS)))
+    return ()
+
+
+def wrapped_daemon(config: Config, rest: str, script: str = WRAPPER) -> str:
+    """How SCRIPT.sbatch is submitted; "" without Slurm. `rest`: words behind it, with a space before them.
+
+    Its time is what partition, account and QOS allow; a day where Slurm does not say.
+    """
+    if config.cluster.kind != "slurm":
+        return ""
+    from coordinator.cluster import ClusterError
+    from coordinator.cluster.daemon_job import daemon_job, own_options, sbatch_line
+    from coordinator.cluster.slurm_cli import SlurmCli
+    from coordinator.runtime.wiring import slurm_options
+
+    options = slurm_options(config)
+    job, own = daemon_job(options), own_options(options)
+    with suppress(ClusterError):
+        job = SlurmCli(replace(own, timeout_seconds=LISTING_SECONDS)).within_limits(job)
+    installed = Path(sys.prefix) / "share" / "evalspan" / f"{script}.sbatch"
+    cloned = Path(__file__).resolve().parents[3] / "scripts" / installed.name
+    file = installed if installed.exists() else cloned
+    return sbatch_line(job, options, file, rest, named=script == WRAPPER)
