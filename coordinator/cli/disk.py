@@ -104,7 +104,8 @@ def _evaluation(one: OnDisk) -> dict[str, Any]:
 def _show_plan(made: WorkFolder, *, done: bool) -> None:
     for removal in made.evaluations:
         goes = f"{', '.join(removal.parts)}: {_in_words(removal.size)}"
-        say(f"{removal.evaluation_id}, ended {_day(removal.ended_at or 0.0)}: {goes}")
+        ended = datetime.fromtimestamp(removal.ended_at or 0.0, UTC).astimezone()
+        say(f"{removal.evaluation_id}, ended {ended:%Y-%m-%d}: {goes}")
     for item in made.shared:
         say(f"{item.path}: {item.kind}, {_in_words(item.size)}")
     if not made.evaluations and not made.shared:
@@ -121,10 +122,6 @@ def _in_words(size: Size) -> str:
     # members of an archive are no files
     files = f" in {size.files} file{'' if size.files == 1 else 's'}" if size.files else ""
     return of_bytes(size.bytes) + files
-
-
-def _day(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d")
 
 
 def show_disk(settings: Config, last: int | None, *, as_json: bool) -> None:

@@ -60,7 +60,8 @@ class SlurmCli:
             out = self.ask(words, stdin=script, env=env)
         except ClusterError as error:
             raise failure(str(error)) from error
-        job_id = (out.split() or [""])[-1].split(";", 1)[0]  # "id;cluster" on sites with several
+        last = out.strip().rpartition("\n")[2]  # a wrapper of the site's may print lines before
+        job_id = last.split(";", 1)[0]  # "id;cluster" on sites with several
         if not job_id.isdigit():
             raise ClusterError(f"sbatch printed no job id but {out.strip()[:80]!r}")
         return job_id
