@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
-from rich import console
+from rich.console import Console as RichConsole
 from rich.console import ConsoleOptions, RenderableType
 from rich.segment import Segment
 from typer.core import TyperCommand, TyperGroup
@@ -235,7 +235,7 @@ COMPLETES = {  # an attribute's name, in any command -> what Tab completes
 # --- what is printed -------------------------------------------------------------------------------------------------
 
 
-class Console(console.Console):
+class Console(RichConsole):
     """rich's console, on which text of others commands nothing: only rich's own styles and controls reach the terminal.
 
     Names of checkpoints and tasks, errors of jobs, words of a judge and logs of models may hold escape sequences: each control

@@ -410,23 +410,16 @@ class Hosting:
         return max(1, fit)
 
 
-def ask_hosting(
-    cluster: Cluster,
-    rules: SiteRules,
-    partition: str | None,
-    cpu_partition: str | None = None,
-    *,
-    stage: bool = True,
-    free: bool = True,
-) -> Hosting:
+def ask_hosting(cluster: Cluster, rules: SiteRules, options: SlurmOptions) -> Hosting:
     """The site's rules for staging and metrics. Raises ClusterError where the cluster does not answer."""
-    listed = tuple(cluster.nodes())
+    listed, stage = tuple(cluster.nodes()), options.settings.stage.enabled
+    free, partition = options.settings.stage.host_trials == "auto", options.trial_partition
     nodes = tuple(n for n in listed if n.usable and n.gpus)
     refusal = precursor_refusal(cluster, [n.name for n in nodes]) if stage and free else ""
     return Hosting(
         reason=host_reason(rules, partition, refusal, stage=stage) if free else "",
         partition=partition,
-        cpu_partition=cpu_partition,
+        cpu_partition=options.metric_partition,
         rules=rules,
         nodes=nodes,
         listed=listed,

@@ -51,14 +51,7 @@ def hosting(config: Config, cluster: Cluster) -> Hosting:
     if not isinstance(cluster, SlurmCli):
         return Hosting(listed=tuple(cluster.nodes()))
     options = slurm_options(config)
-    site = ask_hosting(
-        cluster,
-        cluster.rules(),
-        options.trial_partition,
-        options.metric_partition,
-        stage=config.stage.enabled,
-        free=config.stage.host_trials == "auto",
-    )
+    site = ask_hosting(cluster, cluster.rules(), options)
     named = {
         "--partition, [cluster] partition": config.cluster.partition,
         "[cluster] cpu_partition": config.cluster.cpu_partition,
