@@ -9,7 +9,6 @@ goes on with a journal gives it a new file first (`renew`), and acts on what it 
 from __future__ import annotations
 
 import errno
-import fcntl
 import gc
 import itertools
 import json
@@ -28,7 +27,7 @@ from coordinator.evaluation import step as machine
 from coordinator.evaluation.events import EVENT, Accepted, AnyEvent
 from coordinator.evaluation.records import JOURNAL_FORMAT, job_prefix
 from coordinator.evaluation.state import IllegalEventError, State
-from coordinator.runtime.work_lock import flock, locked
+from coordinator.runtime.work_lock import take_lock
 from evaljobs.contract.storage import make_file, write_atomic
 
 log = logging.getLogger(__name__)
@@ -135,7 +134,7 @@ class Journal:
 
 def _opened(path: Path) -> int:
     fd = make_file(path, os.O_RDWR | os.O_APPEND)
-    if not locked(fd, fcntl.LOCK_SH):
+    if not take_lock(fd, shared=True):
         os.close(fd)
         raise BlockingIOError(errno.EAGAIN, "its files are being archived or pruned: try again", str(path))
     return fd
@@ -149,8 +148,7 @@ def alone(path: Path) -> Iterator[None]:
     """
     fd = os.open(path, os.O_RDWR)  # NFS locks for one process alone only what is open for writing
     try:
-        flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.path.samestat(os.fstat(fd), path.stat()):
+        if not (take_lock(fd, wait=0.0) and os.path.samestat(os.fstat(fd), path.stat())):
             raise BlockingIOError(errno.EAGAIN, "a coordinator goes on with it", str(path))
         yield
     finally:
