@@ -16,7 +16,7 @@ from pathlib import Path
 
 from coordinator.keeping.retention import OnDisk, Shared, Size, WorkFolder
 from coordinator.runtime.summary import ended, read_evaluation
-from evaljobs.contract.folded import members
+from evaljobs.contract.folded import archive_of, members
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 _SETS = re.compile(rb'/request_sets/([^/"]+)')
@@ -67,14 +67,12 @@ def _evaluation(paths: EvaluationPaths) -> OnDisk:
     for entry in _entries(paths.root):
         if entry.is_dir(follow_symlinks=False):
             parts[entry.name.removeprefix(".pruned-")] += _below(Path(entry.path))
-            continue
-        parts[""] += _size(entry)
-        if entry.name.endswith(".zip"):
-            with contextlib.suppress(OSError):  # damaged
-                for name, info in members(Path(entry.path)).items():
-                    part = name.partition("/")[0] if "/" in name else entry.name.removesuffix(".zip")
-                    parts[part] += Size(bytes=info.compress_size)
-                    parts[""] += Size(bytes=-info.compress_size)
+        else:
+            parts[""] += _size(entry)
+    with contextlib.suppress(OSError):  # damaged
+        for name, info in members(archive_of(paths.root)).items():
+            parts[name.partition("/")[0]] += Size(bytes=info.compress_size)
+            parts[""] += Size(bytes=-info.compress_size)
     over = ended(paths)
     record = read_evaluation(paths) if over is None else None
     return OnDisk(

@@ -19,6 +19,7 @@ from coordinator.keeping.inventory import read_work_folder
 from coordinator.keeping.retention import OnDisk, Shared, WorkFolder, going
 from coordinator.runtime.journal import alone
 from coordinator.runtime.summary import ended
+from evaljobs.contract.folded import archive_of
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ def prune_held(paths: EvaluationPaths, parts: tuple[str, ...]) -> None:
     """Remove these parts of an ended evaluation, whose journal's lock the caller holds. OSError."""
     for part in parts:
         _set_aside(paths.root / part)
-    if any(paths.root.glob("*.zip")) or count_files(paths) > MOST_FILES:
+    if archive_of(paths.root).exists() or count_files(paths) > MOST_FILES:
         write_archive(paths, without=parts)
     _clear(paths.root)
 
