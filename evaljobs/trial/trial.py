@@ -114,7 +114,7 @@ class Trial:
         self.paths = EvaluationPaths(spec.evaluation_dir)
         self.activity = Activity()
         # by cause, as in `TrialEnded`
-        self.seconds = dict.fromkeys(("wait", "import", "load", "warm", "infer", "dump", "idle"), 0.0)
+        self.seconds = dict.fromkeys(("wait", "import", "load", "warm", "infer", "dump"), 0.0)
         self.shards = 0
         self._ahead = Ahead()
         self._sleep = sleep
@@ -214,7 +214,7 @@ class Trial:
         budget = engine.probe_token_budget(size)
         write_outcome(self.paths, Probed(name=self.lane.trial, batch_size=size, token_budget=budget))
         self._phase("wait")
-        with self._spent("idle"):
+        with self._spent("wait"):
             settled = self._wait_for_sets(Path(place))
         self._batch_size = int(settled["batch_size"])
         self._sets = dict(settled["request_sets"])
@@ -358,7 +358,7 @@ class Trial:
                 self._ahead.away = True  # the trial's thread need not find out by a timeout of its own
 
     def _pause(self, seconds: float) -> None:
-        with self._spent("idle"):
+        with self._spent("wait"):
             self._sleep(seconds)
 
     @contextlib.contextmanager

@@ -377,7 +377,7 @@ class PlayedSite:
                 queue.done(lane.trial, claim.shard, writer.bytes)
         if most:
             return False
-        seconds = dict.fromkeys(("wait", "import", "load", "infer", "dump", "idle"), 1.0)
+        seconds = dict.fromkeys(("wait", "import", "load", "infer", "dump"), 1.0)
         ended = out.TrialEnded(
             name=lane.trial, node=node, reason="drained", shards=1, started_at=1, ended_at=2, devices="a100", gpus=spec.gpus,
             **{f"{cause}_seconds": each for cause, each in seconds.items()},
