@@ -192,7 +192,7 @@ class Coordinator:
         if call is None:
             return None
         try:
-            listing = call.answer()
+            listing = call.result()
         except ClusterError as error:
             self.evaluations.show_trouble(f"no news of jobs: {error}", error)
             return None

@@ -129,7 +129,7 @@ class NodeOffers:
         if call is None:
             return
         try:
-            self.nodes = gpu_names.with_types(call.answer(), self._gpu_names())
+            self.nodes = gpu_names.with_types(call.result(), self._gpu_names())
         except ClusterError as error:
             self._evaluations.show_trouble(f"no news of nodes: {error}", error)
             return

@@ -216,7 +216,7 @@ class Service:
             try:
                 if call is None:
                     raise RetryError("the cluster has not answered the question for the site's rules yet")
-                self._hosting = call.answer()
+                self._hosting = call.result()
             except (ClusterError, EvalspanError) as error:
                 self._no_rules = error
         if self._hosting is None:
