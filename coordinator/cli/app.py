@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from coordinator.base.strict_json import finite
-from coordinator.base.typed import typed
+from coordinator.base.words import typed
 from coordinator.cli.terminal import Console
 from coordinator.errors import EvalspanError, OperatorError
 from evaljobs.contract.paths import WorkPaths

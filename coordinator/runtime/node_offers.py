@@ -14,7 +14,7 @@ from functools import partial
 from coordinator.allocation import cordons, demand, job_limits, prefetch
 from coordinator.allocation.allocate import Demand, Limits
 from coordinator.base import clock
-from coordinator.base.throttle import Throttle
+from coordinator.base.clock import Throttle
 from coordinator.cluster import Cluster, ClusterError, JobState, NodeState
 from coordinator.evaluation.events import MemoryOffered, NodesOffered, NodeWithdrawn, Offer
 from coordinator.evaluation.limits import FEWER_SECONDS

@@ -19,8 +19,8 @@ from typing import Literal
 
 from coordinator.allocation.backlog import Seen, stale
 from coordinator.base import clock
+from coordinator.base.clock import Throttle
 from coordinator.base.isolate import LoopGuard, isolated, warn_once
-from coordinator.base.throttle import Throttle
 from coordinator.base.words import one_line
 from coordinator.cluster import ClusterError
 from coordinator.cluster.slurm_rules import Hosting

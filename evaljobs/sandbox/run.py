@@ -2,7 +2,7 @@
 
 Rule: every program gets one verdict. A lane that dies costs its own program one more try, and other
 programs nothing. Programs are read at most WINDOW ahead of the oldest without a verdict. Called from
-`cli`, `levels` and `scoring`.
+`__main__`, `levels` and `scoring`.
 """
 
 from __future__ import annotations

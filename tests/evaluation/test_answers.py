@@ -14,8 +14,8 @@ from support.simulated.parts import SITE, Faults, record, too_large
 from support.simulated.world import World
 from support.written import framed, head_of
 
+from coordinator.base.clock import Throttle
 from coordinator.base.listing import Listing
-from coordinator.base.throttle import Throttle
 from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
 from coordinator.evaluation import job_specs, shards

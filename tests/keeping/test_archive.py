@@ -25,8 +25,7 @@ from support.with_root import fill, small_disk
 from coordinator.config.schema import RetentionConfig
 from coordinator.keeping.archive import FOLDERS, MOST_FILES, archive_ended, count_files
 from coordinator.keeping.housekeeping import RETENTION_SECONDS, Job, keep_house, prune_due
-from coordinator.keeping.inventory import read_work_folder
-from coordinator.keeping.prune import carry_out, prune_now
+from coordinator.keeping.prune import carry_out, prune_now, read_work_folder
 from coordinator.keeping.retention import GOING, OnDisk, Shared, Size, WorkFolder, going
 from coordinator.report.load_series import point_of
 from coordinator.runtime.finalize import shard_spans

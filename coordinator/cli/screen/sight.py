@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from coordinator.allocation import cordons
-from coordinator.base.throttle import Throttle
+from coordinator.base.clock import Throttle
 from coordinator.cli.screen.listing import Surroundings
 from coordinator.cli.screen.slurm_answers import queued_daemons, wrapped_daemon
 from coordinator.cli.screen.standing import Shown, shown_of

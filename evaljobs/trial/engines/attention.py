@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from evaljobs.contract.rope import growing_rope
+from evaljobs.contract.engine_traits import growing_rope
 from evaljobs.trial.engines.tree import UnitTensors
 
 SLIDING = "sliding_attention"
