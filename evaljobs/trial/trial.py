@@ -40,8 +40,7 @@ from evaljobs.trial.engines import loading
 from evaljobs.trial.engines.loading import UnfitError
 from evaljobs.trial.engines.protocol import Engine, Loaded, Usage
 from evaljobs.trial.engines.weights import BrokenWeightsError
-from evaljobs.trial.shard_runner import RequestSet, run_shard
-from evaljobs.trial.too_large import TooLargeError
+from evaljobs.trial.shard_runner import RequestSet, TooLargeError, run_shard
 
 log = logging.getLogger(__name__)
 
