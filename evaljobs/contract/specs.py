@@ -182,14 +182,12 @@ class RequestSetManifest(Kept):
     asks: str = ""  # digest of what two results must share to be compared: prompts and settings, no versions
     score_key: str = ""
     shown: str = ""  # name of the file with the rows that the build showed, as in `EntryManifest`
-    output_type: str
     executes: bool = False  # its metric runs programs or asks a judge: can be split by document
     documents: int
     requests: int  # clones for repeats included
     repeats: int = 1
     sampled: bool = False  # any generation with do_sample or a temperature
     prompt_tokens: int  # over all turns; answers in later prompts count at their cap
-    generation_cap_tokens: int
 
 
 class EntryManifest(Kept):

@@ -313,11 +313,9 @@ class Overlapping(World):
         task = folder.rpartition("/")[2]
         key = self.key(entry, task)
         known = (leaf.planned for leaf in self.state.shards.leaves.values())
-        counts = {"documents": 1, "requests": 1, "prompt_tokens": 1, "generation_cap_tokens": 0}
+        counts = {"documents": 1, "requests": 1, "prompt_tokens": 1}
         executes = any(leaf.executes for leaf in known if leaf.key == key)
-        return RequestSetManifest(
-            task=task, key=key, output_type="multiple_choice", executes=executes, **counts
-        )
+        return RequestSetManifest(task=task, key=key, executes=executes, **counts)
 
     def check_score(self, spec):
         super().check_score(spec)

@@ -297,8 +297,7 @@ class PlayedSite:
                 )  # fmt: skip
                 write_record(batch_index_file(place / task, str(cut)), index)
             manifest = specs.RequestSetManifest(
-                **shared, output_type="generate_until" if generated else "loglikelihood", executes=executes, documents=requests,
-                requests=requests, prompt_tokens=requests * tokens, generation_cap_tokens=requests * generated,
+                **shared, executes=executes, documents=requests, requests=requests, prompt_tokens=requests * tokens
             )  # fmt: skip
             write_record(request_set_manifest(place / task), manifest)
             write_record(entry_manifest(place), specs.EntryManifest(entry=task, sets={task: task}))
