@@ -136,7 +136,7 @@ def try_lock(file: int | IO[bytes], *, shared: bool = False, wait: float = 0.0) 
 
 
 @contextlib.contextmanager
-def locked(path: Path, *, shared: bool = False, wait: float = math.inf) -> Iterator[bool]:
+def locked(path: Path, *, wait: float = math.inf) -> Iterator[bool]:
     """Hold the lock file `path`, made with its folder, within the block; False where `try_lock` did not get it. On a file
     system without locks it keeps no process out.
     """
@@ -144,7 +144,7 @@ def locked(path: Path, *, shared: bool = False, wait: float = math.inf) -> Itera
     with os.fdopen(make_file(path), "ab") as file:
         taken = True
         with contextlib.suppress(OSError):
-            taken = try_lock(file, shared=shared, wait=wait)
+            taken = try_lock(file, wait=wait)
         yield taken
 
 
