@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from coordinator.base.typed import options_of, typed
+from coordinator.base.words import options_of, typed
 from coordinator.config import toml
 from coordinator.config.schema import Config
 from coordinator.errors import EvalspanError, OperatorError

@@ -34,7 +34,7 @@ OF_A_SPEC = {
 # verbs that parse their own arguments: (module, function of the arguments)
 PASSED_ON = {
     "worker": ("evaljobs.scoring.worker", "main"),
-    "sandbox": ("evaljobs.sandbox.cli", "main"),
+    "sandbox": ("evaljobs.sandbox.__main__", "main"),
     "clean": ("evaljobs.staging.clean", "clean_main"),
     "probe": ("evaljobs.staging.node_probe", "main"),
     "catalogue": ("evaljobs.lmeval.catalogue", "describe_own"),

@@ -7,17 +7,14 @@ to, so that nothing in it is lost.
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from evaljobs.contract.storage import make_file, make_folder, write_atomic
+from evaljobs.contract.storage import locked, write_atomic
 
 Count = Annotated[int, Field(ge=0, le=10**18)]
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
@@ -65,7 +62,7 @@ class Observation(BaseModel):
 def append(path: Path, observations: Iterable[Observation]) -> None:
     """Add observations; makes the file and its folder if missing. OSError where the disk refuses."""
     if fresh := list(observations):
-        with _locked(path):
+        with locked(_lock_of(path)):
             try:
                 _write(path, [*read(path), *fresh])
             except ValueError:  # a person may mend it
@@ -74,7 +71,7 @@ def append(path: Path, observations: Iterable[Observation]) -> None:
 
 def merge(path: Path, observations: Iterable[Observation]) -> int:
     """Add observations that the table lacks; the number added. ValueError: a corrupt table."""
-    with _locked(path):
+    with locked(_lock_of(path)):
         held = read(path)
         known = set(held)
         fresh = [one for one in dict.fromkeys(observations) if one not in known]
@@ -119,10 +116,6 @@ def _lines(observations: Iterable[Observation]) -> bytes:
     return b"".join(one.model_dump_json().encode() + b"\n" for one in observations)
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    make_folder(path.parent)
+def _lock_of(path: Path) -> Path:
     # File WORK_DIR/priors/.observations.jsonl.lock: held by who writes the table | any process | never
-    with os.fdopen(make_file(path.with_name(f".{path.name}.lock")), "ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # closing it releases it
-        yield
+    return path.with_name(f".{path.name}.lock")

@@ -114,7 +114,6 @@ def allocate(
                 Offer(
                     node=node.name,
                     gpus=has + gpus,
-                    memory_mb=node.memory_free_mb,
                     node_memory_mb=node.memory_mb,
                     largest_mb=largest,
                     gpu_type=node.gpu_type,

@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from evaljobs.contract.specs import Kept
-from evaljobs.contract.storage import alone, write_record
+from evaljobs.contract.storage import locked, write_record
 
 RECENT_SECONDS = 7 * 86400.0  # after which a failure is forgotten
 MOST_FAILURES = 20  # of a node that are kept, the last ones
@@ -53,7 +53,7 @@ def read(path: Path, now: float) -> dict[str, float]:
 
 def cordon(path: Path, nodes: Iterable[str], until: float, now: float) -> Mapping[str, float]:
     """Cordon these nodes until then; a time that is over ends their cordon. OSError where it cannot be written."""
-    with alone(path.with_suffix(".lock")):
+    with locked(path.with_suffix(".lock")):
         found = read(path, now) | dict.fromkeys(nodes, until)
         left = {node: at for node, at in found.items() if at > now}
         write_record(path, _read(path).model_copy(update={"cordoned": left}))
@@ -67,7 +67,7 @@ def checked(path: Path, now: float) -> set[str]:
 
 def check_again(path: Path, after: Mapping[str, float], now: float) -> None:
     """Nodes need their next check after these times (unix seconds). OSError where it cannot be written."""
-    with alone(path.with_suffix(".lock")):
+    with locked(path.with_suffix(".lock")):
         known = _read(path)
         left = {node: until for node, until in {**known.checked, **after}.items() if until > now}
         write_record(path, known.model_copy(update={"checked": left}))
@@ -87,7 +87,7 @@ def remember(path: Path, new: Iterable[tuple[str, Failure]], now: float) -> None
     met, known = tuple(new), failures(path, now)
     if all(failure in known.get(node, ()) for node, failure in met):
         return
-    with alone(path.with_suffix(".lock")):
+    with locked(path.with_suffix(".lock")):
         known = failures(path, now)
         for node, failure in met:
             if failure not in known.get(node, ()):

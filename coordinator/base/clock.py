@@ -1,4 +1,4 @@
-"""The coordinator's clock: unix seconds that do not jump when the machine's wall clock is set.
+"""The coordinator's clock: unix seconds that do not jump when the machine's wall clock is set; when something is due again.
 
 Rule: decisions by elapsed time use it. The wall clock is read once, at the start of the process; from then on monotonic
 seconds are added to it.
@@ -23,3 +23,17 @@ def not_before(at: float) -> None:
     """`now` is at least `at` (unix seconds) from here on: new events of a journal are later than its last one."""
     global _start  # noqa: PLW0603 (a process has one clock)
     _start = max(_start, at - time.monotonic())
+
+
+class Throttle:
+    """Remembers when each named action was last done."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, float] = {}  # action -> seconds, by the caller's clock
+
+    def due(self, action: str, every: float, now: float) -> bool:
+        """True where `action` was not done within the last `every` seconds; it counts as done at `now` then."""
+        if now - self._last.get(action, float("-inf")) < every:
+            return False
+        self._last[action] = now
+        return True

@@ -33,7 +33,6 @@ class Stat:
 
     pid: int
     state: str
-    session: int
     threads: int
     birth: int
 
@@ -59,7 +58,6 @@ def parse_stat(line: str) -> Stat:
     return Stat(
         pid=int(line.partition(" ")[0]),
         state=fields[0],
-        session=int(fields[3]),
         threads=int(fields[17]),
         birth=int(fields[19]),
     )

@@ -1,11 +1,13 @@
-"""Words for messages and screens: lists of names, and text of others. Pure."""
+"""Words for messages and screens: lists of names, text of others, and commands to type next. Pure."""
 
 from __future__ import annotations
 
 import math
 import re
+import shlex
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # characters that command a terminal, or end a line of a log
 
@@ -53,3 +55,14 @@ def clock_time(at: float, now: float) -> str:
     if then[:3] == today[:3]:
         return time.strftime("%H:%M", then)
     return time.strftime("%d %b %H:%M" if then.tm_year == today.tm_year else "%Y-%m-%d", then)
+
+
+def options_of(config: str | Path | None, work_dir: str | Path | None) -> list[str]:
+    """The options by which this call found its settings and its work folder."""
+    given = (("--config", config), ("--work-dir", work_dir))
+    return [word for name, value in given if value is not None for word in (name, str(value))]
+
+
+def typed(command: str, config: str | Path | None, work_dir: str | Path | None) -> str:
+    """A command with the options of this call."""
+    return shlex.join(["evalspan", command, *options_of(config, work_dir)])

@@ -19,7 +19,7 @@ from rich.segment import Segment
 from typer.core import TyperCommand, TyperGroup
 
 from coordinator.base.strict_json import finite
-from coordinator.base.typed import typed
+from coordinator.base.words import typed
 from coordinator.errors import EvalspanError, OperatorError
 from coordinator.report.tables import UNBOUNDED
 from evaljobs.contract.paths import WorkPaths

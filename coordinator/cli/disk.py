@@ -64,8 +64,7 @@ class Prune(Printed):
     dry_run: bool = flag("Only print what would go; this is the default.", "--dry-run")
 
     def run(self) -> None:
-        from coordinator.keeping.inventory import read_work_folder
-        from coordinator.keeping.prune import carry_out
+        from coordinator.keeping.prune import carry_out, read_work_folder
         from coordinator.keeping.retention import going
 
         if self.yes and self.dry_run:
@@ -126,7 +125,7 @@ def _in_words(size: Size) -> str:
 
 def show_disk(settings: Config, last: int | None, *, as_json: bool) -> None:
     """Print what the work folder takes by kind and by evaluation, the largest first, and what `prune` would free."""
-    from coordinator.keeping.inventory import read_work_folder
+    from coordinator.keeping.prune import read_work_folder
     from coordinator.keeping.retention import going
 
     section = settings.retention

@@ -10,10 +10,10 @@ No call waits: jobs start and end when the coordinator lists them.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import json
 import logging
+import math
 import os
 import re
 import subprocess
@@ -40,7 +40,7 @@ from coordinator.cluster import (
 )
 from coordinator.cluster.job_environment import INDEX, passed_on
 from coordinator.cluster.sbatch_text import log_file
-from evaljobs.contract.storage import make_file, make_folder, write_atomic
+from evaljobs.contract.storage import make_file, make_folder, try_lock, write_atomic
 from evaljobs.staging.capacity import memory_available
 
 log = logging.getLogger(__name__)
@@ -249,9 +249,7 @@ class LocalCluster:
         """Has the last guardian of an earlier coordinator ended? Every guardian that lives has a lock on one file."""
         if not self._alone:
             with self._lock_file() as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
+                if not try_lock(file):
                     return False
             self._alone = True
             for member in [m for m in self._live if m.job is None]:
@@ -305,7 +303,7 @@ class LocalCluster:
             path = Path(log_file(job, member.shown.index))
             make_folder(path.parent)
             with os.fdopen(make_file(path), "ab") as out, self._lock_file() as lock:
-                fcntl.flock(lock, fcntl.LOCK_SH)
+                try_lock(lock, shared=True, wait=math.inf)
                 member.guardian = subprocess.Popen(
                     [*guardian, *job.argv],
                     stdin=self._alive,

@@ -252,12 +252,6 @@ class JudgeConfig(Record):
     """further tries of a request that failed"""
 
 
-class KeepEvery(Record):
-    """Evaluate every k-th of a series' waiting checkpoints."""
-
-    keep_every: Positive
-
-
 class WatchConfig(Record):
     """Where checkpoints appear, and what a member's notice may name."""
 
@@ -384,9 +378,8 @@ class Config(Record):
     the default to the current folder"""
     shared_group: str | None = example("llm-team")
     """the Unix group that may read the work folder and submit; default: its user alone"""
-    backlog: Literal["all", "latest"] | KeepEvery = "all"
-    """waiting checkpoints to evaluate: "all", the "latest" of a folder, or { keep_every = 5 } and the
-    latest"""
+    backlog: Literal["all", "latest"] = "all"
+    """waiting checkpoints to evaluate: "all", or the "latest" of a folder"""
     gpu_hour_price: float | None = example(2.10, ge=0)
     """price in any currency: reports and trackers then show what a checkpoint cost"""
     horizon: int = Field(100, ge=10)

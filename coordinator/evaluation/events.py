@@ -27,7 +27,7 @@ class Accepted(Event):
 
     kind: Literal["accepted"] = "accepted"
     record: EvaluationRecord  # what is evaluated, and how
-    journal_format: Literal[6] = JOURNAL_FORMAT  # of all lines; before it was written: 0
+    journal_format: Literal[7] = JOURNAL_FORMAT  # of all lines
     code: str = ""  # version and commit of the coordinator; "": not known
 
 
@@ -55,9 +55,8 @@ class Offer(Record):
 
     node: str  # its name
     gpus: int  # free ones that it may use
-    memory_mb: int  # free
-    node_memory_mb: int = 0  # in all; 0: unknown
-    largest_mb: int = 0  # in all, of the largest node that the settings allow; 0: unknown
+    node_memory_mb: int = 0  # of the node; 0: unknown
+    largest_mb: int = 0  # of the largest node that the settings allow; 0: unknown
     gpu_type: str = ""  # as Gres names it; "": not said
     best_effort: bool = False  # jobs there may be preempted
 

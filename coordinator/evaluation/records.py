@@ -27,7 +27,7 @@ from evaljobs.contract.specs import (
     SuiteSpec,
 )
 
-JOURNAL_FORMAT: Literal[6] = 6
+JOURNAL_FORMAT: Literal[7] = 7
 """Raised with each change of `events`: a journal of another number is not gone on with (`runtime.journal`)."""
 
 
@@ -160,9 +160,7 @@ def evaluation_id(
     if judge is not None:
         what.append([judge.url, judge.model, judge.temperature, judge.max_tokens])
     if inputs is not None:
-        made_of = inputs.model_dump(mode="json", exclude={"single"})
-        younger = ("env", "command", "shown", "fresh", "parent")  # without them, as earlier versions named it
-        what.append({key: value for key, value in made_of.items() if value or key not in younger})
+        what.append(inputs.model_dump(mode="json", exclude={"single"}))
     digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:8]
     return f"{id_stem(folder, suite.name, suite.mode)}-{digest}"
 

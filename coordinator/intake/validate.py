@@ -27,7 +27,7 @@ from coordinator.evaluation.job_specs import Site, asked
 from coordinator.evaluation.records import EvaluationRecord, RunOptions
 from coordinator.intake.checkpoint import inspect, inspect_raw, is_hugging_face, read_json
 from coordinator.intake.present import evaljobs_says
-from evaljobs.contract.rope import growing_rope
+from evaljobs.contract.engine_traits import growing_rope
 from evaljobs.contract.specs import CheckpointSpec, JudgeOptions, SuiteSpec
 from evaljobs.errors import JobError
 from evaljobs.lmeval.task_yaml import unreadable

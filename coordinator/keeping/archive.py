@@ -99,7 +99,6 @@ def write_archive(paths: EvaluationPaths, without: Collection[str] = ()) -> None
             if _stamp(path.lstat()) == _stamp(there):  # a job that ends late may still write
                 path.unlink()
     for folder in (paths.root / name for name in FOLDERS):
-        folder.with_name(f"{folder.name}.zip").unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # not there, or not empty
             folder.rmdir()
 

@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 
 from coordinator.base.aside import Aside
+from coordinator.base.clock import Throttle
 from coordinator.base.isolate import isolated
-from coordinator.base.throttle import Throttle
 from coordinator.config.schema import Config, RetentionConfig
 from coordinator.intake.from_settings import code_of
 from coordinator.keeping.archive import archive_all

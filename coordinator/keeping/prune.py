@@ -1,29 +1,143 @@
-"""Removes from a work folder what a policy does not keep; or says what it would remove.
+"""What lies in a work folder, by kind and by evaluation, and removing what a policy does not keep.
 
-Rule: `retention` has decided. Each evaluation is looked at once more under its journal's lock, so that one that
-a coordinator resumed loses nothing. A part goes at once, by a rename, before its files are deleted: killed at any step an
-evaluation stays readable, and the next prune goes on. Called by `evalspan prune` and the daemon's housekeeping.
+Rule: `read_work_folder` reads names, sizes and the beginnings of journals, and `retention` decides. Each evaluation is
+looked at once more under its journal's lock, so that one that a coordinator resumed loses nothing. A part goes at once, by a
+rename, before its files are deleted: killed at any step an evaluation stays readable, and the next prune goes on. Called by
+`evalspan prune`, `status --disk` and the daemon's housekeeping.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import os
+import re
 import shutil
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 from coordinator.config.schema import RetentionConfig
 from coordinator.keeping.archive import MOST_FILES, count_files, write_archive
-from coordinator.keeping.inventory import read_work_folder
-from coordinator.keeping.retention import OnDisk, Shared, WorkFolder, going
+from coordinator.keeping.retention import OnDisk, Shared, Size, WorkFolder, going
 from coordinator.runtime.journal import alone
-from coordinator.runtime.summary import ended
+from coordinator.runtime.summary import ended, read_evaluation
+from evaljobs.contract.folded import archive_of, members
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 log = logging.getLogger(__name__)
 # File WORK_DIR/ID/.pruned-NAME: what is being removed | `prune`, the coordinator | at the next prune
 GOING = ".pruned-"  # how names of what is being removed begin
+_SETS = re.compile(rb'/request_sets/([^/"]+)')
+_HEAD_BYTES = 1 << 20  # of a journal, in which its request sets are named
+_BLOCK = 512  # bytes of a block as `st_blocks` counts them
+
+
+# --- what there is -------------------------------------------------------------------------------------------------
+
+
+def read_work_folder(work: WorkPaths) -> WorkFolder:
+    """The work folder as it is now; what goes meanwhile is passed over."""
+    evaluations: list[OnDisk] = []
+    shared: list[Shared] = []
+    others: dict[str, Size] = {}
+    kinds = {
+        work.request_sets: "request sets",
+        work.converted: "converted checkpoints",
+        work.cache: "cache",
+    }
+    for entry in sorted(_entries(work.root), key=lambda e: e.name):
+        path = Path(entry.path)
+        if not entry.is_dir(follow_symlinks=False):
+            others["other files"] = others.get("other files", Size()) + _size(entry)
+        elif path in kinds:
+            shared += _shared(path, kinds[path])
+        elif (path / "journal.jsonl").exists():
+            evaluations.append(_evaluation(EvaluationPaths(path)))
+        else:
+            others[f"{entry.name}/"] = _below(path)
+    return WorkFolder(tuple(evaluations), tuple(shared), others)
+
+
+def _shared(folder: Path, kind: str) -> Iterator[Shared]:
+    """What lies in one of the shared folders, each with its own kind where `prune` may remove it."""
+    for entry in _entries(folder):
+        name, path = entry.name, Path(entry.path)
+        of = kind
+        if kind == "cache" and name.startswith("code-"):
+            of = "code for jobs"
+        elif kind == "cache" and name == "judgements":
+            of = "judgements"
+        with contextlib.suppress(FileNotFoundError):
+            used_at = entry.stat(follow_symlinks=False).st_mtime
+            size = _below(path) if entry.is_dir(follow_symlinks=False) else _size(entry)
+            yield Shared(kind=of, path=str(path), size=size, used_at=used_at)
+
+
+def _evaluation(paths: EvaluationPaths) -> OnDisk:
+    parts: dict[str, Size] = defaultdict(Size)
+    for entry in _entries(paths.root):
+        if entry.is_dir(follow_symlinks=False):
+            parts[entry.name.removeprefix(GOING)] += _below(Path(entry.path))
+        else:
+            parts[""] += _size(entry)
+    with contextlib.suppress(OSError):  # damaged
+        for name, info in members(archive_of(paths.root)).items():
+            parts[name.partition("/")[0]] += Size(bytes=info.compress_size)
+            parts[""] += Size(bytes=-info.compress_size)
+    over = ended(paths)
+    record = read_evaluation(paths) if over is None else None
+    return OnDisk(
+        evaluation_id=paths.root.name,
+        accepted_at=over.accepted_at if over else record.accepted_at if record else 0.0,
+        ended_at=over.ended_at if over else None,
+        parts=dict(parts),
+        sets=_sets(paths.journal),
+        reuses=frozenset() if over else _reused(paths.journal),
+        checkpoint=record.checkpoint.digest if record else "",
+    )
+
+
+def _sets(journal: Path) -> frozenset[str]:
+    """The folders of an evaluation's request sets, which one of its first events names."""
+    with contextlib.suppress(OSError), journal.open("rb") as lines:
+        for line in iter(lambda: lines.readline() if lines.tell() < _HEAD_BYTES else b"", b""):
+            if b'"kind":"request-sets-found"' in line:
+                return frozenset(name.decode() for name in _SETS.findall(line))
+    return frozenset()
+
+
+def _reused(journal: Path) -> frozenset[str]:
+    """The evaluations whose responses an open one uses again."""
+    found: set[str] = set()
+    with contextlib.suppress(OSError, ValueError), journal.open("rb") as lines:
+        for line in lines:
+            if b'"kind":"responses-found"' in line:
+                found |= set(json.loads(line).get("sources", {}).values())
+    return frozenset(found)
+
+
+def _below(folder: Path) -> Size:
+    total = Size()
+    for entry in _entries(folder):
+        total += _below(Path(entry.path)) if entry.is_dir(follow_symlinks=False) else _size(entry)
+    return total
+
+
+def _size(entry: os.DirEntry[str]) -> Size:
+    with contextlib.suppress(OSError):
+        return Size(files=1, bytes=entry.stat(follow_symlinks=False).st_blocks * _BLOCK)
+    return Size()
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        return list(entries)
+    return []
+
+
+# --- removing -------------------------------------------------------------------------------------------------------
 
 
 def carry_out(
@@ -66,7 +180,7 @@ def prune_held(paths: EvaluationPaths, parts: tuple[str, ...]) -> None:
     """Remove these parts of an ended evaluation, whose journal's lock the caller holds. OSError."""
     for part in parts:
         _set_aside(paths.root / part)
-    if any(paths.root.glob("*.zip")) or count_files(paths) > MOST_FILES:
+    if archive_of(paths.root).exists() or count_files(paths) > MOST_FILES:
         write_archive(paths, without=parts)
     _clear(paths.root)
 

@@ -52,7 +52,7 @@ def used(outcome: TrialEnded, job_started: float | None) -> GpuUse:
         "load": outcome.load_seconds,
         "warm": outcome.warm_seconds,
         "dump": outcome.dump_seconds,
-        "wait": outcome.wait_seconds + outcome.idle_seconds,
+        "wait": outcome.wait_seconds,
     }
     return GpuUse(
         trial=outcome.name,

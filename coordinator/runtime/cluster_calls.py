@@ -11,7 +11,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Generic, TypeVar
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar
 
 from coordinator.base import clock
 
@@ -19,32 +20,21 @@ T = TypeVar("T")
 SAID_SECONDS = 2.0  # age of an unanswered call from which on it is named to people
 
 
-class Call(Generic[T]):
+class Call(Future[T]):
     """One call. `asked_at`: unix seconds of its begin; its answer may be as old as that."""
 
-    def __init__(self, what: str, effect: Callable[[], T]) -> None:
+    def __init__(self, what: str) -> None:
+        super().__init__()
         self.what = what
         self.asked_at = clock.now()
         self.since = time.monotonic()
-        self.ended = threading.Event()
-        self._effect = effect
-        self._answer: T | None = None
-        self._error: Exception | None = None
 
-    def make(self) -> None:
-        """Make the call in this thread; an error is kept for `answer`."""
+    def make(self, effect: Callable[[], T]) -> None:
+        """Make the call in this thread; an error is kept for `result`."""
         try:
-            self._answer = self._effect()
-        except Exception as error:  # noqa: BLE001 (raised again by `answer`, in the loop's thread)
-            self._error = error
-        finally:
-            self.ended.set()
-
-    def answer(self) -> T:
-        """What an ended call returned; raises what it raised."""
-        if self._error is not None:
-            raise self._error
-        return self._answer  # type: ignore[return-value]  # T may be None
+            self.set_result(effect())
+        except Exception as error:  # noqa: BLE001 (raised again by `result`, in the loop's thread)
+            self.set_exception(error)
 
 
 class ClusterCalls:
@@ -68,13 +58,13 @@ class ClusterCalls:
 
     def begin(self, what: str, effect: Callable[[], T]) -> Call[T]:
         """Begin a call of its own. OSError where no thread can be started."""
-        call = Call(what, effect)
+        call = Call[T](what)
         self._made[what] += 1
         if self._patience is None:
-            call.make()
+            call.make(effect)
             return call
         try:
-            threading.Thread(target=call.make, name=what, daemon=True).start()
+            threading.Thread(target=call.make, args=(effect,), name=what, daemon=True).start()
         except RuntimeError as error:
             raise OSError(errno.EAGAIN, f"{what}: {error}") from error
         self._under_way.append(call)
@@ -82,14 +72,13 @@ class ClusterCalls:
 
     def wait(self, calls: Collection[Call[Any]]) -> None:
         """Return once all of these have ended, one is late, or this turn has waited for long enough."""
-        self._under_way = [call for call in self._under_way if not call.ended.is_set()]
+        self._under_way = [call for call in self._under_way if not call.done()]
         if self._patience is None:
             return
         began = time.monotonic()
         oldest = min((call.since for call in self._under_way), default=began)
         until = min(oldest + self._patience, began + self._left)
-        for call in calls:
-            call.ended.wait(max(0.0, until - time.monotonic()))
+        wait(calls, timeout=max(0.0, until - began))
         self._left -= time.monotonic() - began
 
     def ask(self, what: str, effect: Callable[[], T]) -> Call[T] | None:
@@ -98,7 +87,7 @@ class ClusterCalls:
         if call is None:
             call = self._asked[what] = self.begin(what, effect)
         self.wait([call])
-        if not call.ended.is_set():
+        if not call.done():
             return None
         del self._asked[what]
         return call
@@ -109,7 +98,7 @@ class ClusterCalls:
 
     def late(self) -> tuple[str, float] | None:
         """The call that is under way for longest, and its seconds; None where each is younger than SAID_SECONDS."""
-        open_ones = [call for call in self._under_way if not call.ended.is_set()]
+        open_ones = [call for call in self._under_way if not call.done()]
         oldest = min(open_ones, key=lambda call: call.since, default=None)
         seconds = 0.0 if oldest is None else time.monotonic() - oldest.since
         return (oldest.what, seconds) if oldest is not None and seconds >= SAID_SECONDS else None

@@ -199,7 +199,7 @@ class Performer:
     def room(self) -> int:
         """Submissions that may begin now."""
         calls = [call for mine in self._submissions.values() for call in mine.values()]
-        return self.at_once - sum(not call.ended.is_set() for call in calls)
+        return self.at_once - sum(not call.done() for call in calls)
 
     def submitting(self, state: State) -> bool:
         """Has the cluster still to answer a submission of this evaluation?"""
@@ -212,7 +212,7 @@ class Performer:
         for action in actions:
             events += self._begin_submission(state, action, mine)
         self.calls.wait(mine.values())
-        for name in [name for name, call in mine.items() if call.ended.is_set()]:
+        for name in [name for name, call in mine.items() if call.done()]:
             events.append(_submitted(name, mine.pop(name)))
         return events
 
@@ -244,11 +244,11 @@ class Performer:
         self._note_failed_cancels()
 
     def _note_failed_cancels(self) -> None:
-        ended = [(ids, call) for ids, call in self._cancels if call.ended.is_set()]
-        self._cancels = [(ids, call) for ids, call in self._cancels if not call.ended.is_set()]
+        ended = [(ids, call) for ids, call in self._cancels if call.done()]
+        self._cancels = [(ids, call) for ids, call in self._cancels if not call.done()]
         for job_ids, call in ended:
             try:
-                call.answer()
+                call.result()
             except ClusterError as error:
                 log.warning("cancelling %s: %s", ", ".join(job_ids), error)
                 self._uncancelled.update(job_ids)
@@ -328,7 +328,7 @@ def _queued(shard: tuple[str, float, float]) -> QueuedShard:
 def _submitted(name: str, call: Call[str]) -> AnyEvent:
     """What came of a submission that has ended."""
     try:
-        return JobSubmitted(at=clock.now(), job=name, job_id=call.answer())
+        return JobSubmitted(at=clock.now(), job=name, job_id=call.result())
     except RefusedError as error:
         return JobNotSubmitted(
             at=clock.now(), job=name, error=str(error), refused=True, of_node=error.of_node

@@ -9,7 +9,6 @@ goes on with a journal gives it a new file first (`renew`), and acts on what it 
 from __future__ import annotations
 
 import errno
-import fcntl
 import gc
 import itertools
 import json
@@ -28,7 +27,7 @@ from coordinator.evaluation import step as machine
 from coordinator.evaluation.events import EVENT, Accepted, AnyEvent
 from coordinator.evaluation.records import JOURNAL_FORMAT, job_prefix
 from coordinator.evaluation.state import IllegalEventError, State
-from coordinator.runtime.work_lock import flock, locked
+from coordinator.runtime.work_lock import take_lock
 from evaljobs.contract.storage import make_file, write_atomic
 
 log = logging.getLogger(__name__)
@@ -135,7 +134,7 @@ class Journal:
 
 def _opened(path: Path) -> int:
     fd = make_file(path, os.O_RDWR | os.O_APPEND)
-    if not locked(fd, fcntl.LOCK_SH):
+    if not take_lock(fd, shared=True):
         os.close(fd)
         raise BlockingIOError(errno.EAGAIN, "its files are being archived or pruned: try again", str(path))
     return fd
@@ -149,8 +148,7 @@ def alone(path: Path) -> Iterator[None]:
     """
     fd = os.open(path, os.O_RDWR)  # NFS locks for one process alone only what is open for writing
     try:
-        flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.path.samestat(os.fstat(fd), path.stat()):
+        if not (take_lock(fd, wait=0.0) and os.path.samestat(os.fstat(fd), path.stat())):
             raise BlockingIOError(errno.EAGAIN, "a coordinator goes on with it", str(path))
         yield
     finally:
@@ -195,15 +193,6 @@ def has_other_format(path: Path) -> bool:
     return bool(_first(path).get("journal_format", 0) != JOURNAL_FORMAT)
 
 
-def ended_in_other_format(path: Path) -> bool:
-    """Has the evaluation of such a journal ended? Of its lines only the kinds are looked at."""
-    with suppress(OSError):
-        if has_other_format(path):
-            lines = path.read_bytes()
-            return lines.rfind(b'"kind":"results-written"') > lines.rfind(b'"kind":"retry-asked"')
-    return False
-
-
 def _first(path: Path) -> dict[str, Any]:
     """The first event of a journal of any format; one of the present format where it has none."""
     with suppress(OSError, ValueError), path.open("rb") as file:
@@ -214,27 +203,18 @@ def _first(path: Path) -> dict[str, Any]:
 
 
 def check_format(path: Path) -> None:
-    """OtherFormatError, with what to type, where the journal has another format."""
+    """Raise OtherFormatError, which says what to type, where the journal has another format."""
     if not has_other_format(path):
         return
     first, name = _first(path), path.parent.name
-    made = first.get("code") or "another version of evalspan"
-    formats = f"{made} (journal format {first.get('journal_format', 0)}, here {JOURNAL_FORMAT})"
     record = first.get("record", {})
     source = record.get("checkpoint", {}).get("source", "CHECKPOINT")
-    again = (
-        f"move {path.parent} away and type `evalspan submit {shlex.quote(source)} --suite "
-        f"{shlex.quote(record.get('suite', {}).get('name', 'SUITE'))}`"
-    )
-    if ended_in_other_format(path):
-        raise OtherFormatError(
-            f"{name} is of {formats}: `evalspan report {name}` shows its scores, and nothing else is done with it; to "
-            f"evaluate again, {again}"
-        )
+    suite = record.get("suite", {}).get("name", "SUITE")
     raise OtherFormatError(
-        f"{name} was begun by {formats} and has not ended; nothing of it is changed here. To end its jobs, type "
+        f"{name} was begun by {first.get('code') or 'another version of evalspan'} (journal format "
+        f"{first.get('journal_format', 0)}, here {JOURNAL_FORMAT}), and nothing of it is changed here: to end its jobs, type "
         f"`scancel $(squeue --me --noheader -o '%A %j' | grep ' {job_prefix(name)}' | cut -d' ' -f1)`; to evaluate again, "
-        f"{again}"
+        f"move {path.parent} away and type `evalspan submit {shlex.quote(source)} --suite {shlex.quote(suite)}`"
     )
 
 

@@ -18,9 +18,9 @@ from typing import NoReturn, Protocol
 from coordinator.allocation import demand
 from coordinator.allocation.allocate import Limits
 from coordinator.base import clock
+from coordinator.base.clock import Throttle
 from coordinator.base.disk_space import shortage
 from coordinator.base.isolate import isolated, warn_once
-from coordinator.base.throttle import Throttle
 from coordinator.base.words import one_line
 from coordinator.cluster import Cluster, ClusterError, JobState
 from coordinator.cluster.local import LocalCluster
@@ -192,7 +192,7 @@ class Coordinator:
         if call is None:
             return None
         try:
-            listing = call.answer()
+            listing = call.result()
         except ClusterError as error:
             self.evaluations.show_trouble(f"no news of jobs: {error}", error)
             return None

@@ -14,7 +14,7 @@ from functools import partial
 from coordinator.allocation import cordons, demand, job_limits, prefetch
 from coordinator.allocation.allocate import Demand, Limits
 from coordinator.base import clock
-from coordinator.base.throttle import Throttle
+from coordinator.base.clock import Throttle
 from coordinator.cluster import Cluster, ClusterError, JobState, NodeState
 from coordinator.evaluation.events import MemoryOffered, NodesOffered, NodeWithdrawn, Offer
 from coordinator.evaluation.limits import FEWER_SECONDS
@@ -129,7 +129,7 @@ class NodeOffers:
         if call is None:
             return
         try:
-            self.nodes = gpu_names.with_types(call.answer(), self._gpu_names())
+            self.nodes = gpu_names.with_types(call.result(), self._gpu_names())
         except ClusterError as error:
             self._evaluations.show_trouble(f"no news of nodes: {error}", error)
             return

@@ -36,7 +36,6 @@ from coordinator.runtime.journal import (
     Journal,
     JournalError,
     OtherFormatError,
-    ended_in_other_format,
 )
 from coordinator.runtime.runner import Running
 from coordinator.runtime.summary import (
@@ -157,9 +156,6 @@ class Evaluations:
         if parked is not None and parked.until is not None:
             return
         self._unpark(record.evaluation_id)  # where it was given up, a person asks for it again
-        if ended_in_other_format(paths.journal):
-            log.info("%s has ended, in another journal format: nothing is run", record.evaluation_id)
-            return
         try:
             self.accept(record)
         except Exception as error:

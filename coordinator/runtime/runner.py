@@ -21,8 +21,8 @@ from pydantic import ValidationError
 
 from coordinator.allocation import stragglers
 from coordinator.base import clock
+from coordinator.base.clock import Throttle
 from coordinator.base.listing import Listing
-from coordinator.base.throttle import Throttle
 from coordinator.base.version import version_text
 from coordinator.cluster import Job, JobState
 from coordinator.cluster.sbatch_text import log_file

@@ -17,10 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from coordinator.allocation.backlog import Past, Seen, stale
+from coordinator.allocation.backlog import Seen, stale
 from coordinator.base import clock
+from coordinator.base.clock import Throttle
 from coordinator.base.isolate import LoopGuard, isolated, warn_once
-from coordinator.base.throttle import Throttle
 from coordinator.base.words import one_line
 from coordinator.cluster import ClusterError
 from coordinator.cluster.slurm_rules import Hosting
@@ -74,13 +74,8 @@ class Service:
         watched = [(str(f), config.watch.suite or "default") for f in config.watch.folders]
         self._watch = FolderWatch(self.paths, watched, any_format=config.checkpoint.convert is not None)
         # pins of an earlier daemon: the first tick removes those that no evaluation needs any more
-        taken = list(_records(self.paths))
-        self._pinned: set[str] = {str(pin) for pin in map(_pin, taken) if _is_there(pin)}
+        self._pinned: set[str] = {str(pin) for pin in map(_pin, _records(self.paths)) if _is_there(pin)}
         self._series: dict[str, Seen] = {}  # evaluations that are not over
-        self._past = Past()
-        if config.backlog not in ("all", "latest"):  # one of several is kept: all count
-            for record in (record for record in taken if not record.rescores):
-                self._past.add(_seen(record, "over"))
         self._hosting: Hosting | None = None
         self._no_rules: ClusterError | EvalspanError = EvalspanError("the site's rules are not known yet")
         self._made_of: dict[str, Inputs] = {}
@@ -221,7 +216,7 @@ class Service:
             try:
                 if call is None:
                     raise RetryError("the cluster has not answered the question for the site's rules yet")
-                self._hosting = call.answer()
+                self._hosting = call.result()
             except (ClusterError, EvalspanError) as error:
                 self._no_rules = error
         if self._hosting is None:
@@ -243,21 +238,17 @@ class Service:
     # --- housekeeping -----------------------------------------------------------------------------------
 
     def _drop_stale(self) -> None:
-        policy = self.config.backlog
-        if policy == "all":
+        if self.config.backlog == "all":
             return
         self._series |= {
             i: _seen(r.state.record, _phase(r.state))
             for i, r in self.coordinator.evaluations.running.items()
             if not r.state.record.rescores
         }
-        keep_every = None if policy == "latest" else policy.keep_every
         there = {record.evaluation_id for record in self.coordinator.evaluations.records()}
         for evaluation_id in self._series.keys() - there:  # it has ended, was given up, or was removed
-            over = self._series.pop(evaluation_id)
-            if keep_every is not None:
-                self._past.add(over)
-        for evaluation_id, why in stale(self._series.values(), keep_every, self._past.orders).items():
+            del self._series[evaluation_id]
+        for evaluation_id, why in stale(self._series.values()).items():
             # a full disk, or a parked evaluation: cancelled at a later look
             with contextlib.suppress(OSError, KeyError):
                 self.coordinator.evaluations.cancel(evaluation_id, why)

@@ -345,13 +345,15 @@ def _of_files(paths: EvaluationPaths) -> Summary | None:
         size = paths.journal.stat().st_size
     except OSError:  # another folder of the work folder
         return None
-    from coordinator.runtime.journal import ended_in_other_format  # noqa: PLC0415 (few evaluations need the state machine)
+    from coordinator.runtime.journal import has_other_format  # noqa: PLC0415 (few evaluations need the state machine)
 
     before = read_json(paths.status)
     if before.get("what") != "ended" or before.get("journal_bytes") != size:
         before = {}
-    if not before and not ended_in_other_format(paths.journal):
-        return None
+    if not before:
+        lines = paths.journal.read_bytes() if has_other_format(paths.journal) else b""
+        if lines.rfind(b'"kind":"results-written"') <= lines.rfind(b'"kind":"retry-asked"'):
+            return None
     try:
         return _of_earlier(paths, before, size)
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # files that a person has changed

@@ -179,7 +179,7 @@ def _towards_controller(calls: ClusterCalls) -> Callable[[], str]:
             call = calls.ask("the question where its controller runs", controller_host)
             if call is None:
                 raise RetryError("Slurm has not said yet where its controller runs")
-            known.append(local_address_towards(call.answer()))
+            known.append(local_address_towards(call.result()))
         return known[0]
 
     return bind

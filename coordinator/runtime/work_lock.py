@@ -7,16 +7,14 @@ the earlier one finds a token that is not its own, and ends (`check`), before it
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import secrets
-import time
 from contextlib import suppress
 from pathlib import Path
 
 from coordinator.base.words import one_line
 from coordinator.errors import OperatorError, RetryError, TakenOverError
-from evaljobs.contract.storage import make_file, make_folder
+from evaljobs.contract.storage import make_file, make_folder, try_lock
 
 DAEMON = "evalspan daemon"  # the command that takes submissions while it holds a work folder
 UNTIL_IDLE = f"{DAEMON} --until-idle"  # ... and that ends once it is idle
@@ -60,7 +58,7 @@ class WorkLock:
             raise OperatorError(
                 f"{self.path.parent} is another user's work folder: give --work-dir a folder of yours"
             ) from error
-        if not locked(fd):
+        if not take_lock(fd):
             owner = _owner(fd)
             os.close(fd)
             now = "submit to it (`evalspan submit`), end it" if is_daemon(owner) else "wait until it ends"
@@ -114,12 +112,9 @@ class WorkLock:
         except OSError:
             return "", ""
         try:
-            flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return _owner(fd), _lines_of(fd)[1]
+            return ("", "") if take_lock(fd, shared=True, wait=0.0) else (_owner(fd), _lines_of(fd)[1])
         finally:
             os.close(fd)
-        return "", ""
 
     def held(self) -> bool:
         """Does any command hold it?"""
@@ -147,10 +142,10 @@ class WorkLock:
             self._fd = None
 
 
-def flock(fd: int, kind: int) -> None:
-    """`fcntl.flock`; RetryError where the file system has no such locks."""
+def take_lock(fd: int, *, shared: bool = False, wait: float = ASKING_SECONDS) -> bool:
+    """`try_lock`, for long enough for a command that only asks for the holder; RetryError on a file system without locks."""
     try:
-        fcntl.flock(fd, kind)
+        return try_lock(fd, shared=shared, wait=wait)
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
@@ -171,17 +166,3 @@ def _lines_of(fd: int) -> tuple[str, str]:
 
 def _owner(fd: int) -> str:
     return _lines_of(fd)[0] or "another process"
-
-
-def locked(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
-    """Take the lock; tried for ASKING_SECONDS, since another command may only be asking for the holder."""
-    end = time.monotonic() + ASKING_SECONDS
-    while True:
-        try:
-            flock(fd, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > end:
-                return False
-            time.sleep(0.02)
-        else:
-            return True

@@ -30,12 +30,11 @@ from coordinator.monitor import notify
 from coordinator.node_check.run import check
 from coordinator.runtime import wiring
 from coordinator.runtime.causes import accept_rules
-from coordinator.runtime.work_lock import locked
 from coordinator.supervise.attempts import Attempt, BatchJob, Child, sbatch_words
 from coordinator.supervise.checkpoints import newest_whole
 from coordinator.supervise.decisions import End, Losses, decide, is_unknown, pause
 from evaljobs.contract.paths import WorkPaths, slug
-from evaljobs.contract.storage import make_file, make_folder
+from evaljobs.contract.storage import locked
 
 LOOK_SECONDS = 0.2
 CHECK_SECONDS = 300.0  # for the job of a node's test to start and end
@@ -272,13 +271,9 @@ class Supervision:
     def _alone(self) -> Iterator[None]:
         """OperatorError where another supervision has this place."""
         # File WORK_DIR/supervised/NAME/supervise.lock: locked (flock) by the one supervision | `supervise` | stays
-        make_folder(self._folder)
-        lock = make_file(self._folder / "supervise.lock", os.O_RDWR)
-        try:
-            if not locked(lock):
+        with locked(self._folder / "supervise.lock", wait=0.0) as taken:
+            if not taken:
                 raise OperatorError(
                     f"{self.place} is supervised already: end that `evalspan supervise` first"
                 )
             yield
-        finally:
-            os.close(lock)

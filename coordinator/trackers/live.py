@@ -30,7 +30,7 @@ from coordinator.trackers import TRACKERS, export_points, run_of
 from evaljobs import log_lines
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import Record
-from evaljobs.contract.storage import alone, make_folder, write_atomic
+from evaljobs.contract.storage import locked, write_atomic
 from evaljobs.secret_values import scrubbed
 
 log = logging.getLogger(__name__)
@@ -102,8 +102,7 @@ def failures(paths: EvaluationPaths) -> dict[str, str]:
 def export_left(config: Config) -> list[str]:
     """Export to each target what it lacks; an error line for each run that failed."""
     work = config.work_dir
-    make_folder(work / FOLDER)
-    with alone(work / FOLDER / "lock"):  # the export of a killed daemon may still run
+    with locked(work / FOLDER / "lock"):  # the export of a killed daemon may still run
         # read before the results themselves
         ages = {file.parent.name: _age(file) for file in work.glob("*/results.json")}
         found = [

@@ -2,8 +2,7 @@
 
 Rule: what reads a file of an evaluation that may have ended opens it here, by the path at which it was written. A loose
 file has precedence over a member of its name, since a retry writes loose files beside the archive. A member that was
-stored without compression is read in place, at any offset. Until 23 November 2026 each folder had an archive of its own,
-`logs.zip` with `x.log`: it is read, too. Written by `coordinator.keeping.archive`.
+stored without compression is read in place, at any offset. Written by `coordinator.keeping.archive`.
 """
 
 from __future__ import annotations
@@ -32,19 +31,18 @@ def archive_of(root: Path) -> Path:
     return root / "files.zip"
 
 
-def archives_of(folder: Path) -> tuple[tuple[Path, str], ...]:
-    """The archives that may hold files of `folder`, with what their names begin with in it; the first has precedence."""
-    # File WORK_DIR/ID/FOLDER.zip: the same of one folder, as earlier versions left it | the coordinator | as its files
-    of_folder = folder.with_name(f"{folder.name}.zip")
-    return (archive_of(folder.parent), f"{folder.name}/"), (of_folder, "")
-
-
 def open_file(path: Path) -> IO[bytes]:
     """Open a file for reading, loose or archived. FileNotFoundError; OSError (EIO) for a damaged archive."""
-    try:
+    with contextlib.suppress(FileNotFoundError):
         return path.open("rb")
-    except FileNotFoundError:
-        return open_member(path)
+    archive, info = _member(path)
+    with _errors_of(archive), archive.open("rb") as file:
+        file.seek(info.header_offset + _LENGTHS_AT)
+        start = info.header_offset + _HEADER_BYTES + sum(struct.unpack("<HH", file.read(4)))
+        if info.compress_type == zipfile.ZIP_STORED:
+            return io.BufferedReader(_Stored(archive, start, info.file_size))
+        file.seek(start)
+        return io.BytesIO(zipfile.ZipExtFile(file, "r", info).read())  # checks its CRC-32
 
 
 def read_bytes(path: Path) -> bytes:
@@ -76,8 +74,8 @@ def files_in(folder: Path, pattern: str = "*") -> list[Path]:
     names: set[str] = set()
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
         names |= {entry.name for entry in entries if not entry.is_dir(follow_symlinks=False)}
-    for archive, prefix in reversed(archives_of(folder)):  # what has just been archived is in the one after
-        names |= {name[len(prefix) :] for name in members(archive) if name.startswith(prefix)}
+    prefix = f"{folder.name}/"
+    names |= {n.removeprefix(prefix) for n in members(archive_of(folder.parent)) if n.startswith(prefix)}
     return [folder / n for n in sorted(names) if not n.startswith(".") and fnmatch.fnmatchcase(n, pattern)]
 
 
@@ -107,22 +105,10 @@ def _errors_of(archive: Path) -> Iterator[None]:
 
 def _member(path: Path) -> tuple[Path, zipfile.ZipInfo]:
     """The archive that holds the file that had this path, and its entry there; errors as of `open_file`."""
-    for archive, prefix in archives_of(path.parent):
-        if info := members(archive).get(prefix + path.name):
-            return archive, info
+    archive = archive_of(path.parent.parent)
+    if info := members(archive).get(f"{path.parent.name}/{path.name}"):
+        return archive, info
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-
-
-def open_member(path: Path) -> IO[bytes]:
-    """Open the archived file that had this path; errors as of `open_file`."""
-    archive, info = _member(path)
-    with _errors_of(archive), archive.open("rb") as file:
-        file.seek(info.header_offset + _LENGTHS_AT)
-        start = info.header_offset + _HEADER_BYTES + sum(struct.unpack("<HH", file.read(4)))
-        if info.compress_type == zipfile.ZIP_STORED:
-            return io.BufferedReader(_Stored(archive, start, info.file_size))
-        file.seek(start)
-        return io.BytesIO(zipfile.ZipExtFile(file, "r", info).read())  # checks its CRC-32
 
 
 class _Stored(io.FileIO):

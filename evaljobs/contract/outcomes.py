@@ -74,7 +74,7 @@ class TrialEnded(Record):
     shards: int  # that it did
     started_at: float  # unix seconds
     ended_at: float  # unix seconds
-    wait_seconds: float  # waiting for the staged manifest
+    wait_seconds: float  # waiting for the weights, request sets or the queue
     import_seconds: float  # importing torch and the engine
     load_seconds: float  # loading the weights
     warm_seconds: float = 0.0  # the first forward pass, which loads kernels and libraries
@@ -82,7 +82,6 @@ class TrialEnded(Record):
     tokenise_seconds: float = 0.0  # in infer_seconds: text to tokens and back
     generated_tokens: int | None = None  # padding included; None: the engine did not say
     dump_seconds: float  # writing responses
-    idle_seconds: float  # without a shard
     devices: str  # e.g. "NVIDIA A100-SXM4-80GB" or "cpu"
     gpus: int  # that it held
     fast: str = ""  # fast mode: why its likelihoods were computed lm-eval's way; "": they were not

@@ -8,14 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    TypeAdapter,
-    model_serializer,
-)
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 SCHEMA_VERSION = 1
 Mode = Literal["exact", "fast"]
@@ -41,26 +34,10 @@ class Kept(Record):
     model_config = ConfigDict(extra="ignore")
 
 
-class _Younger(Record):
-    """Leaves fields of `younger` that are not set out of every dump.
-
-    So records, ids and digests that do not use these fields are those of before the fields were there.
-    """
-
-    @model_serializer(mode="wrap")
-    def _without_unset(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        data: dict[str, Any] = handler(self)
-        return {key: value for key, value in data.items() if value is not None or key not in YOUNGER}
-
-
-YOUNGER = frozenset({"batch_size", "cluster", "group", "mode", "token_budget"})
-"""Fields of tasks and suites that 0.2.0 added. None: not set."""
-
-
 # --- suites and checkpoints ---------------------------------------------------------------------------------------
 
 
-class TaskEntry(_Younger):
+class TaskEntry(Record):
     """One `[[task]]` of a suite: an lm-eval task, group or tag, and the settings it overrides."""
 
     name: str  # of lm-eval's task, group or tag, also one of a YAML in include_path
@@ -74,7 +51,7 @@ class TaskEntry(_Younger):
     group: str | None = None  # of the suite's own: its tasks stand together, and results have their mean
 
 
-class SuiteSpec(_Younger):
+class SuiteSpec(Record):
     """A suite in lm-eval's terms.
 
     `mode`: in a suite file None is the site's mode; in an evaluation's record None is "exact", and
@@ -205,14 +182,12 @@ class RequestSetManifest(Kept):
     asks: str = ""  # digest of what two results must share to be compared: prompts and settings, no versions
     score_key: str = ""
     shown: str = ""  # name of the file with the rows that the build showed, as in `EntryManifest`
-    output_type: str
     executes: bool = False  # its metric runs programs or asks a judge: can be split by document
     documents: int
     requests: int  # clones for repeats included
     repeats: int = 1
     sampled: bool = False  # any generation with do_sample or a temperature
     prompt_tokens: int  # over all turns; answers in later prompts count at their cap
-    generation_cap_tokens: int
 
 
 class EntryManifest(Kept):

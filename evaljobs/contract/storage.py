@@ -15,6 +15,7 @@ import errno
 import fcntl
 import json
 import logging
+import math
 import os
 import stat
 import struct
@@ -117,13 +118,34 @@ def patiently(work: Callable[[], T]) -> T:
         time.sleep(AWAY_SECONDS)
 
 
+def try_lock(file: int | IO[bytes], *, shared: bool = False, wait: float = 0.0) -> bool:
+    """Take the flock of an open file; False where another process still holds it after `wait` seconds. The kernel frees
+    the lock when the file is closed, also by its owner's death. OSError where the file system has no locks.
+    """
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    end = time.monotonic() + wait
+    while True:
+        try:
+            fcntl.flock(file, kind if wait == math.inf else kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                return False
+            time.sleep(0.02)
+        else:
+            return True
+
+
 @contextlib.contextmanager
-def alone(lock: Path) -> Iterator[None]:
-    """Inside the block no other process holds this lock; the kernel ends a dead one's. Without file locks it keeps no process out."""
-    with os.fdopen(make_file(lock), "w") as file:
+def locked(path: Path, *, wait: float = math.inf) -> Iterator[bool]:
+    """Hold the lock file `path`, made with its folder, within the block; False where `try_lock` did not get it. On a file
+    system without locks it keeps no process out.
+    """
+    make_folder(path.parent)
+    with os.fdopen(make_file(path), "ab") as file:
+        taken = True
         with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+            taken = try_lock(file, wait=wait)
+        yield taken
 
 
 def show_as(tree: Path, folder: Path) -> None:

@@ -10,20 +10,18 @@ comes back. Called from `scoring.score`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
 import hashlib
 import json
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import JudgeJob, JudgeOptions
-from evaljobs.contract.storage import make_file, make_folder, read_secret
+from evaljobs.contract.storage import locked, read_secret
 from evaljobs.errors import OperatorError
 from evaljobs.judges import kept
 from evaljobs.judges.judgement import Ask, Judgement, Reply, ask_key, cost, cost_at_most, read_answer
@@ -85,7 +83,9 @@ class Judges:
         if not self._missing(wanted):
             return 0
         self._key = read_key(self._options)
-        with self._alone():
+        endpoint = hashlib.sha256(f"{self._options.url}\n{self._options.model}".encode()).hexdigest()[:16]
+        # File WORK_DIR/cache/judgements/HASH.lock: locked (flock) by the one job that asks a judge | a metric worker | stays
+        with locked(self._cache / f"{endpoint}.lock"):
             found = kept.judgements(self._folder)
             self._spent = sum(j.cost_millionths for j in found if j.evaluation == self._evaluation)
             return asyncio.run(self._ask_all(self._missing(wanted)))
@@ -105,19 +105,6 @@ class Judges:
     def _missing(self, asks: Mapping[str, Ask]) -> dict[str, Ask]:
         found = {key: kept.find(self._folder, self._cache, key) for key in asks}
         return {key: ask for key, ask in asks.items() if (had := found[key]) is None or had.answer is None}
-
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Inside the block no other job asks this endpoint. The kernel ends a dead job's lock."""
-        digest = hashlib.sha256(f"{self._options.url}\n{self._options.model}".encode()).hexdigest()[:16]
-        make_folder(self._cache)
-        # File WORK_DIR/cache/judgements/HASH.lock: locked (flock) by the one job that asks a judge | a metric worker | stays
-        lock = make_file(self._cache / f"{digest}.lock")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(lock)
 
     async def _ask_all(self, asks: Mapping[str, Ask]) -> int:
         import httpx2  # noqa: PLC0415 (a second, for jobs that ask)

@@ -253,14 +253,12 @@ def _write_set(spec: BuildSpec, lm: Any, name: str, task: Any, *, score_key: str
         asks=asks,
         score_key=score_key,
         shown=shown,
-        output_type=str(task.OUTPUT_TYPE),
         executes=runs_programs(task) or judged,
         documents=len({i.doc_id for i in instances}),
         requests=head.requests,
         repeats=max(int(i.repeats or 1) for i in instances),
         sampled=sampled,
         prompt_tokens=sum(length for _, lengths in turns for length in lengths),
-        generation_cap_tokens=sum(cap * len(lengths) for cap, lengths in turns),
     )
     there = request_set_manifest(place)
     with contextlib.suppress(FileNotFoundError, ValueError):

@@ -20,7 +20,7 @@ from pathlib import Path
 from evaljobs.contract.outcomes import Converted, Failed
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import ConvertSpec
-from evaljobs.contract.storage import alone, make_folder, show_as, write_outcome
+from evaljobs.contract.storage import locked, make_folder, show_as, write_outcome
 from evaljobs.errors import JobError, OperatorError, RetryError, one_line
 
 log = logging.getLogger(__name__)
@@ -48,10 +48,9 @@ def arguments(command: str, source: str, target: str) -> list[str]:
 
 def _convert(spec: ConvertSpec) -> None:
     out = Path(spec.out_dir)
-    make_folder(out.parent)
     # File WORK_DIR/converted/DIGEST.lock: locked (flock) by the one conversion | a conversion | `prune`
     # File WORK_DIR/converted/DIGEST.PID.part/…: an unfinished conversion | a conversion | at its end; `prune`
-    with alone(out.with_name(f"{out.name}.lock")):
+    with locked(out.with_name(f"{out.name}.lock")):
         if out.is_dir():
             return
         _check(spec)

@@ -41,8 +41,7 @@ class Program:
 
     The program's text is `prompt + completion + code`. Exactly one kind of test: `test` with
     `entry_point` (HumanEval: the test defines `check`), `test` alone (statements run after the
-    program), `test_list` (MBPP), or `stdin` and `stdout` (one pair of texts, or tuples of them: one
-    run each). `timeout_seconds` is wall time of one run, `memory_mib` its address space.
+    program), or `test_list` (MBPP). `timeout_seconds` is wall time, `memory_mib` address space.
     """
 
     id: str
@@ -53,8 +52,6 @@ class Program:
     test: str | None = None
     test_list: tuple[str, ...] | None = None
     test_setup_code: str = ""
-    stdin: str | tuple[str, ...] | None = None
-    stdout: str | tuple[str, ...] | None = None
     timeout_seconds: float = 3.0
     memory_mib: int = 1024
 
@@ -76,9 +73,9 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One run: what `isolation.execute.judge` takes, as JSON, and the fields that the zygote reads."""
+    """One run of a program with its test, and the fields that the zygote reads."""
 
-    body: bytes
+    body: bytes  # the source that `isolation.execute.judge` takes, as JSON
     timeout_seconds: float
     memory_mib: int
     numpy: bool  # load numpy in the zygote, so that each fork has it
@@ -100,45 +97,35 @@ def program_key(candidate: str, reference: str, timeout: float) -> str:
 
 def problem(program: Program) -> str | None:
     """The fault of a program's record, None if it has none."""
-    kinds = [program.test is not None, program.test_list is not None, program.stdout is not None]
-    if sum(kinds) != 1 or isinstance(program.test_list, str):
-        return "exactly one of test, test_list (a list of texts) and stdout is needed"
+    if (program.test is None) == (program.test_list is None) or isinstance(program.test_list, str):
+        return "either test or test_list (a list of texts) is needed"
     if program.entry_point is not None and (program.test is None or not program.entry_point.isidentifier()):
         return "entry_point must be a Python name and goes with test"
     if not math.isfinite(program.timeout_seconds) or not 0 < program.timeout_seconds <= MAX_TIMEOUT:
         return f"timeout_seconds must lie in (0, {MAX_TIMEOUT:g}]"
     if not 64 <= program.memory_mib <= MAX_MEMORY_MIB:
         return f"memory_mib must lie in [64, {MAX_MEMORY_MIB}]"
-    if program.stdout is not None and len(_texts(program.stdin)) != len(_texts(program.stdout)):
-        return "stdin and stdout must have the same number of texts"
     return None
 
 
-def _texts(value: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    return value if isinstance(value, tuple) else (value or "",)
-
-
-def jobs(program: Program) -> list[Job]:
-    """The runs that a program needs, all of which must pass; ValueError for a bad record."""
+def job_of(program: Program) -> Job:
+    """Return the run that gives the program's verdict. ValueError for a bad record."""
     if wrong := problem(program):
         raise ValueError(wrong)
     source = program.prompt + program.completion + program.code
     if program.test_setup_code:
         source = f"{program.test_setup_code}\n{source}"
-    if program.stdout is not None:
-        pairs = zip(_texts(program.stdin), _texts(program.stdout), strict=True)
-        tasks = [{"source": source, "stdin": given, "stdout": wanted} for given, wanted in pairs]
-    else:
-        test = program.test if program.test is not None else "\n".join(program.test_list or ())
-        call = f"\ncheck({program.entry_point})" if program.entry_point is not None else ""
-        tasks = [{"source": f"{source}\n{test}{call}"}]
-    bodies = [json.dumps(task).encode() for task in tasks]
-    if max(map(len, bodies), default=0) > MAX_JOB_BYTES:
+    test = program.test if program.test is not None else "\n".join(program.test_list or ())
+    call = f"\ncheck({program.entry_point})" if program.entry_point is not None else ""
+    body = json.dumps(f"{source}\n{test}{call}").encode()
+    if len(body) > MAX_JOB_BYTES:
         raise ValueError(f"a program and its test are limited to {MAX_JOB_BYTES} bytes")
-    seconds, mib = program.timeout_seconds, program.memory_mib
-    return [
-        Job(body=body, timeout_seconds=seconds, memory_mib=mib, numpy=b"numpy" in body) for body in bodies
-    ]
+    return Job(
+        body=body,
+        timeout_seconds=program.timeout_seconds,
+        memory_mib=program.memory_mib,
+        numpy=b"numpy" in body,
+    )
 
 
 # --- lines → programs -------------------------------------------------------------------------------------------------

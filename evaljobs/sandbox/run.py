@@ -2,7 +2,7 @@
 
 Rule: every program gets one verdict. A lane that dies costs its own program one more try, and other
 programs nothing. Programs are read at most WINDOW ahead of the oldest without a verdict. Called from
-`cli`, `levels` and `scoring`.
+`__main__`, `levels` and `scoring`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 
 from evaljobs.sandbox import levels
 from evaljobs.sandbox.isolation.lane import Lane, LaneDeadError
-from evaljobs.sandbox.records import Job, Level, Program, Verdict, jobs, refused
+from evaljobs.sandbox.records import Job, Level, Program, Verdict, job_of, refused
 
 WINDOW: Final = 4096  # programs read ahead of the oldest without a verdict
 _TRIES: Final = 2
@@ -66,19 +66,13 @@ class _Lanes:
         self._closed = False
 
     def verdict(self, program: Program | Verdict) -> Verdict:
-        """The program's verdict: of its jobs, all of which must pass."""
         if isinstance(program, Verdict):
             return program
         try:
-            needed = jobs(program)
+            job = job_of(program)
         except (ValueError, TypeError) as error:
             return refused(program.id, str(error))
-        verdict, reason, seconds = "pass", "", 0.0
-        for job in needed:
-            verdict, reason, took = self._run(job)
-            seconds += took
-            if verdict != "pass":
-                break
+        verdict, reason, seconds = self._run(job)
         return Verdict(
             id=program.id,
             verdict=verdict,

@@ -16,7 +16,7 @@ import signal
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
-from evaljobs.scoring.supervisor import die_with_parent
+from evaljobs.trial.engines.tied import die_with_parent
 
 CHUNK = 1000  # draws per seed
 BY_COUNTS = frozenset({"matthews_corrcoef", "f1_score"})  # metrics of a confusion matrix

@@ -10,7 +10,6 @@ interrupts (one long call into C) is ended from outside, by the process that rea
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
@@ -23,7 +22,7 @@ from typing import Any, Final
 
 from evaljobs.contract.paths import EvaluationPaths, slug
 from evaljobs.contract.specs import ExecuteSpec, ScoreSpec
-from evaljobs.contract.storage import make_file, make_folder
+from evaljobs.contract.storage import make_file, make_folder, try_lock
 from evaljobs.errors import RetryError
 
 Item = tuple[str, int]  # leaf task, document
@@ -80,13 +79,13 @@ class Items:
     def __enter__(self) -> Items:
         make_folder(self._file.parent)
         note = make_file(self._file, os.O_RDWR)
-        with contextlib.suppress(OSError):  # a second run of this job has the lock, and the note
-            fcntl.flock(note, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._note = note
-            died = os.pread(note, NOTE_BYTES, 0).strip()
-            if _parse(died) is not None:
-                os.pwrite(note, died + b"\n", max(NOTE_BYTES, os.fstat(note).st_size))
-            self.clear()
+        with contextlib.suppress(OSError):  # without file locks there is no note
+            if try_lock(note):  # else a second run of this job has it
+                self._note = note
+                died = os.pread(note, NOTE_BYTES, 0).strip()
+                if _parse(died) is not None:
+                    os.pwrite(note, died + b"\n", max(NOTE_BYTES, os.fstat(note).st_size))
+                self.clear()
         if self._note < 0:
             os.close(note)
         entry = self._file.name.partition("-")[0]

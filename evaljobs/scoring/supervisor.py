@@ -10,7 +10,6 @@ Called by `worker.main`.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import logging
 import os
 import signal
@@ -28,6 +27,7 @@ from evaljobs.queue import redis_client
 from evaljobs.queue.redis_client import QueueUnavailable, RedisAddress
 from evaljobs.scoring import rq_jobs
 from evaljobs.staging.coordinator_lease import CoordinatorLease, is_there
+from evaljobs.trial.engines.tied import die_with_parent
 
 log = logging.getLogger(__name__)
 
@@ -38,14 +38,6 @@ DROP_SECONDS = 5.0  # that a worker then has to drop its job, before SIGKILL
 SHORT_LIFE_SECONDS = 5.0  # a worker that lived no longer than this is replaced after a pause
 PAUSE_SECONDS = 1.0
 MUTE_RENEWALS = 4  # of the coordinator's lease, one every 30 s, without an answer of its Redis
-PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent(number: signal.Signals, parent: int) -> None:
-    """Have the kernel send this process the signal `number` when its parent dies (Linux). `parent`: the parent's pid."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-    if os.getppid() != parent:  # the parent died before the call above
-        os.kill(os.getpid(), number)
 
 
 class Supervisor:

@@ -39,8 +39,9 @@ from evaljobs.queue.redis_client import explained
 from evaljobs.scoring import rq_jobs
 from evaljobs.scoring.item_deadlines import Watch
 from evaljobs.scoring.rq_jobs import HEARTBEAT_SECONDS, HEARTBEAT_TTL, MetricJob
-from evaljobs.scoring.supervisor import Supervisor, die_with_parent
+from evaljobs.scoring.supervisor import Supervisor
 from evaljobs.staging.capacity import short_of_memory
+from evaljobs.trial.engines.tied import die_with_parent
 
 log = logging.getLogger(__name__)
 

@@ -40,8 +40,7 @@ from evaljobs.trial.engines import loading
 from evaljobs.trial.engines.loading import UnfitError
 from evaljobs.trial.engines.protocol import Engine, Loaded, Usage
 from evaljobs.trial.engines.weights import BrokenWeightsError
-from evaljobs.trial.shard_runner import RequestSet, run_shard
-from evaljobs.trial.too_large import TooLargeError
+from evaljobs.trial.shard_runner import RequestSet, TooLargeError, run_shard
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +113,7 @@ class Trial:
         self.paths = EvaluationPaths(spec.evaluation_dir)
         self.activity = Activity()
         # by cause, as in `TrialEnded`
-        self.seconds = dict.fromkeys(("wait", "import", "load", "warm", "infer", "dump", "idle"), 0.0)
+        self.seconds = dict.fromkeys(("wait", "import", "load", "warm", "infer", "dump"), 0.0)
         self.shards = 0
         self._ahead = Ahead()
         self._sleep = sleep
@@ -214,7 +213,7 @@ class Trial:
         budget = engine.probe_token_budget(size)
         write_outcome(self.paths, Probed(name=self.lane.trial, batch_size=size, token_budget=budget))
         self._phase("wait")
-        with self._spent("idle"):
+        with self._spent("wait"):
             settled = self._wait_for_sets(Path(place))
         self._batch_size = int(settled["batch_size"])
         self._sets = dict(settled["request_sets"])
@@ -358,7 +357,7 @@ class Trial:
                 self._ahead.away = True  # the trial's thread need not find out by a timeout of its own
 
     def _pause(self, seconds: float) -> None:
-        with self._spent("idle"):
+        with self._spent("wait"):
             self._sleep(seconds)
 
     @contextlib.contextmanager

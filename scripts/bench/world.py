@@ -41,7 +41,6 @@ LOAD_SECONDS, METRIC_SECONDS = 2.0, 0.2  # of a drawn evaluation's trial, and of
 EXECUTES_EVERY = 10  # a drawn set in so many has programs to execute
 CONFIG = """
 work_dir = "work"
-backlog = {backlog}
 [trial]
 engine = "{engine}"
 device = "cpu"
@@ -128,7 +127,6 @@ def main(root: Path, given: dict[str, Any]) -> None:
     (root / WATCHED).mkdir()
     words = {"engine": ENGINE, "load": load, "suite": suite_file, "workers": given.get("workers", 1)}
     words["folders"] = [str(root / WATCHED)] if watched else []
-    words["backlog"] = "{ keep_every = 1 }" if watched else '"all"'
     words["borrow"] = f"max_nodes = {given['nodes_each']}" if "nodes_each" in given else ""
     config.write_text(CONFIG.format(**words))
     told = {"storage_seconds": storage, "trials_each": given.get("trials_each")}

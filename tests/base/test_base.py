@@ -15,10 +15,10 @@ from support.simulated.parts import Faults
 from support.simulated.world import World
 
 from coordinator.base import clock, process_identity
+from coordinator.base.clock import Throttle
 from coordinator.base.listing import ANYWAY_SECONDS, SETTLED_SECONDS, Listing
 from coordinator.base.run_command import CommandError, run_command
 from coordinator.base.signals import cancelled_by_slurm, shows_cancelled
-from coordinator.base.throttle import Throttle
 
 # --- commands and processes ------------------------------------------------------------------------------------------
 

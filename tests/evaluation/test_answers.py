@@ -14,8 +14,8 @@ from support.simulated.parts import SITE, Faults, record, too_large
 from support.simulated.world import World
 from support.written import framed, head_of
 
+from coordinator.base.clock import Throttle
 from coordinator.base.listing import Listing
-from coordinator.base.throttle import Throttle
 from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
 from coordinator.evaluation import job_specs, shards
@@ -313,11 +313,9 @@ class Overlapping(World):
         task = folder.rpartition("/")[2]
         key = self.key(entry, task)
         known = (leaf.planned for leaf in self.state.shards.leaves.values())
-        counts = {"documents": 1, "requests": 1, "prompt_tokens": 1, "generation_cap_tokens": 0}
+        counts = {"documents": 1, "requests": 1, "prompt_tokens": 1}
         executes = any(leaf.executes for leaf in known if leaf.key == key)
-        return RequestSetManifest(
-            task=task, key=key, output_type="multiple_choice", executes=executes, **counts
-        )
+        return RequestSetManifest(task=task, key=key, executes=executes, **counts)
 
     def check_score(self, spec):
         super().check_score(spec)

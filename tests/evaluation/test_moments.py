@@ -378,7 +378,7 @@ def test_a_node_that_is_offered_after_its_weights_were_evicted_is_known_by_its_g
     world = World(1)
     world.tell(ev.MemoryOffered, nodes=("n9",))
     world.tell(ev.NodeWithdrawn, node="n9", reason="its memory is needed")
-    world.tell(ev.NodesOffered, offers=(ev.Offer(node="n9", gpus=2, memory_mb=512_000, gpu_type="h100"),))
+    world.tell(ev.NodesOffered, offers=(ev.Offer(node="n9", gpus=2, gpu_type="h100"),))
     node = world.state.nodes.by_name["n9"]
     assert (node.gpu_type, node.lanes) == ("h100", 2)
 

@@ -191,6 +191,9 @@ def of_now(event):
     """An event as it is recorded, in the journal format of now."""
     if event["kind"] in ("accepted", "restarted"):
         event = {key: value for key, value in event.items() if key not in ("journal_format", "signs", "code")}
+    for offer in event.get("offers", ()):
+        offer.pop("memory_mb", None)
+    event.get("outcome", {}).pop("idle_seconds", None)
     return event | ({"journal_format": JOURNAL_FORMAT} if event["kind"] == "accepted" else {})
 
 

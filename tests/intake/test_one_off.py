@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from coordinator import api
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
-from coordinator.evaluation.records import Inputs, evaluation_id
+from coordinator.evaluation.records import evaluation_id
 from coordinator.intake import suites
 from coordinator.intake.one_off import SuiteOptions, as_toml, file_name, suite_of, suite_options
 from coordinator.intake.validate import passed_over
-from evaljobs.contract.specs import CheckpointSpec, ModelOptions, Sources, SuiteSpec, TaskEntry
+from evaljobs.contract.specs import CheckpointSpec, ModelOptions, SuiteSpec, TaskEntry
 
 TASK_OF_FILE = """[[task]]
 name = "{}"
@@ -213,12 +213,10 @@ CORE = SuiteSpec(name="core", batch_size=8, seed=7, tasks=TWO)
 
 
 def test_mode_budget_and_batch_sizes_of_tasks_are_part_of_the_id_where_a_suite_has_them():
-    """Without them ids of evaluations and of suite files are as before there were modes."""
-    inputs = Inputs(lm_eval="0.4.9", entries=(Sources(files="x"), Sources()))
-    for suite in (CORE, suites.settled(CORE.model_copy(update={"mode": "exact"}), "fast", "hf")):
-        assert evaluation_id(CHECKPOINT, suite, MODEL, None, inputs) == "step-100-core-9405b448"
-        assert evaluation_id(CHECKPOINT, suite, MODEL) == "step-100-core-e22616a8"
-        assert file_name(suite) == "core-1e01d506.toml"
+    """A suite in exact mode has the id of one that names no mode."""
+    exact = suites.settled(CORE.model_copy(update={"mode": "exact"}), "fast", "hf")
+    assert evaluation_id(CHECKPOINT, exact, MODEL) == evaluation_id(CHECKPOINT, CORE, MODEL)
+    assert file_name(exact) == file_name(CORE)
     fast = suites.settled(CORE, "fast", "hf")
     sized = {"tasks": (TWO[0].model_copy(update={"batch_size": 4}), TWO[1])}
     some = [fast, *(fast.model_copy(update=each) for each in (sized, {"token_budget": 4096}))]

@@ -25,8 +25,7 @@ from support.with_root import fill, small_disk
 from coordinator.config.schema import RetentionConfig
 from coordinator.keeping.archive import FOLDERS, MOST_FILES, archive_ended, count_files
 from coordinator.keeping.housekeeping import RETENTION_SECONDS, Job, keep_house, prune_due
-from coordinator.keeping.inventory import read_work_folder
-from coordinator.keeping.prune import carry_out, prune_now
+from coordinator.keeping.prune import carry_out, prune_now, read_work_folder
 from coordinator.keeping.retention import GOING, OnDisk, Shared, Size, WorkFolder, going
 from coordinator.report.load_series import point_of
 from coordinator.runtime.finalize import shard_spans
@@ -47,16 +46,6 @@ def contents(paths):
         for name in FOLDERS
         for file in folded.files_in(paths.root / name)
     }
-
-
-def archive_as_before(paths):
-    """As evalspan did until 23 November 2026: an archive a folder."""
-    for folder in (paths.root / name for name in FOLDERS if (paths.root / name).exists()):
-        kind = zipfile.ZIP_STORED if folder.name == "responses" else zipfile.ZIP_DEFLATED
-        with zipfile.ZipFile(folder.with_name(f"{folder.name}.zip"), "w", compression=kind) as archive:
-            for file in folder.iterdir():
-                archive.write(file, file.name)
-        shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +92,7 @@ def test_the_documents_of_an_ended_evaluation_are_merged_whether_it_is_archived_
 
 
 @pytest.mark.parametrize(
-    ("begins", "keep"), [("retried", "all"), ("archived", "responses"), ("archived as before", "scores")]
+    ("begins", "keep"), [("retried", "all"), ("archived", "responses"), ("archived", "scores")]
 )
 def test_what_is_killed_at_any_step_loses_nothing_that_stays_and_is_done_again(
     paths, work, tmp_path, begins, keep
@@ -111,10 +100,7 @@ def test_what_is_killed_at_any_step_loses_nothing_that_stays_and_is_done_again(
     """Archiving and pruning, before each step on the file system; after a retry, loose files beside the archive count."""
     for name in ("specs", "outcomes", "verdicts"):
         shutil.rmtree(paths.root / name)
-    if begins == "archived as before":
-        archive_as_before(paths)
-    else:
-        archive_ended(paths, most=0)
+    archive_ended(paths, most=0)
     if begins == "retried":
         for name in ("scores/000-t0.json", "logs/new.log", "responses/new.frames"):
             (paths.root / name).parent.mkdir()

@@ -10,8 +10,7 @@ from support.toys import TASKS, config_text
 import evalspan
 from coordinator.config.schema import RetentionConfig
 from coordinator.keeping.archive import FOLDERS, archive_ended
-from coordinator.keeping.inventory import read_work_folder
-from coordinator.keeping.prune import prune_now
+from coordinator.keeping.prune import prune_now, read_work_folder
 from coordinator.runtime.journal import read_events
 from evaljobs.contract.folded import files_in
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths

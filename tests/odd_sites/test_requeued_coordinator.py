@@ -128,8 +128,8 @@ def test_trials_infer_while_the_coordinator_is_requeued(gap, strict, make_site):
     idle = 1 - sum(busy(h, gone, back) for h in records.values()) / (2 * (back - gone))
     ran = [head.shard for h in records.values() for head in h]
     figures = (
-        f"Redis away for {back - gone:.0f} s; GPUs idle {100 * idle:.1f} % of it; idle seconds of the trials "
-        f"{[round(e.idle_seconds, 1) for e in ended]}; shards {len(ran)}, run twice {len(ran) - len(set(ran))}"
+        f"Redis away for {back - gone:.0f} s; GPUs idle {100 * idle:.1f} % of it; seconds that trials waited "
+        f"{[round(e.wait_seconds, 1) for e in ended]}; shards {len(ran)}, run twice {len(ran) - len(set(ran))}"
     )
     log.warning(figures)
     assert len(ended) == 2

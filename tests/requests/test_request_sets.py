@@ -79,7 +79,6 @@ def test_a_set_is_named_by_its_prompts_and_says_what_they_cost(model_dir, tmp_pa
     assert made["toy_sums", 1].key == made["toy_sums", 2].key
     programs, sampled = made["toy_programs", 1], made["toy_sampled", 1]
     assert (programs.documents, programs.requests, programs.repeats) == (16, 32, 2)
-    assert programs.generation_cap_tokens == 32 * 8
     assert (programs.executes, programs.sampled) == (True, False)
     assert (sampled.executes, sampled.sampled) == (False, True)
 

@@ -154,27 +154,23 @@ def test_a_listing_of_nodes_from_before_a_trial_began_does_not_offer_its_gpus(tm
 def test_a_turn_waits_for_all_its_calls_together_no_longer_than_for_one(seconds, patience):
     """However many calls it makes one after the other, and however long each takes."""
     now = [100.0]
-    calls = ClusterCalls(patience)
+    calls, takes = ClusterCalls(patience), {}
 
-    class Answer(threading.Event):
-        """Set after `takes` seconds."""
+    def waited(of, timeout):
+        now[0] += min(max(takes[call] for call in of), timeout)
+        for call in of:
+            if takes[call] <= timeout:
+                call.set_result(None)
 
-        takes = 0.0
-
-        def wait(self, timeout):
-            now[0] += min(self.takes, timeout)
-            if self.takes <= timeout:
-                self.set()
-            return self.is_set()
-
-    with mock.patch.object(cluster_calls, "time", SimpleNamespace(monotonic=lambda: now[0])):
+    clock_of_test = SimpleNamespace(monotonic=lambda: now[0])
+    with mock.patch.multiple(cluster_calls, time=clock_of_test, wait=waited):
         for _turn in range(2):
             calls.new_turn()
             began = now[0]
             for each in seconds:
-                call = calls.begin("a call", lambda: None)
-                call.ended = late = Answer()
-                late.takes = each
+                with mock.patch.object(cluster_calls.threading.Thread, "start"):
+                    call = calls.begin("a call", lambda: None)
+                takes[call] = each
                 calls.wait([call])
             assert now[0] - began <= patience + 1e-9
 

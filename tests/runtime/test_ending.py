@@ -243,8 +243,8 @@ def folder(tmp_path):
     entry = tmp_path / "sets"
     known = {"task": "t0", "key": "k"}
     write_record(entry_manifest(entry), EntryManifest(entry="t0", sets={"t0": "t0"}))
-    counts = {"documents": 16, "requests": 16, "prompt_tokens": 1, "generation_cap_tokens": 0}
-    manifest = RequestSetManifest(**known, **counts, output_type="multiple_choice")
+    counts = {"documents": 16, "requests": 16, "prompt_tokens": 1}
+    manifest = RequestSetManifest(**known, **counts)
     write_record(request_set_manifest(entry / "t0"), manifest)
     for cut, tokens in TOKENS.items():
         ones = {"requests": (1,), "generated_tokens": (0,), "documents": ((0,),)}

@@ -19,8 +19,8 @@ from support.simulated.parts import record
 from support.with_root import fill, no_room_for_an_event, small_disk
 
 from coordinator import cli
+from coordinator.base.clock import Throttle
 from coordinator.base.disk_space import RESUMES
-from coordinator.base.throttle import Throttle
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError, RetryError, TakenOverError
 from coordinator.evaluation.events import CancelAsked, OutcomeSeen, Restarted, ResultsWritten

@@ -11,7 +11,7 @@ from support.loops import coordinator_on
 from support.simulated.parts import record
 
 from coordinator.base import clock
-from coordinator.base.throttle import Throttle
+from coordinator.base.clock import Throttle
 from coordinator.cli.commands import _nothing_to_do
 from coordinator.cluster.sbatch_text import SlurmOptions
 from coordinator.cluster.slurm_cli import SlurmCli

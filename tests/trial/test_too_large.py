@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evaljobs.lmeval.batches import Batch, Piece, Unit
-from evaljobs.trial.too_large import longest, measured
+from evaljobs.trial.shard_runner import longest, measured
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -22,8 +22,8 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from coordinator.allocation import cordons
+from coordinator.base.clock import Throttle
 from coordinator.base.signals import Signals
-from coordinator.base.throttle import Throttle
 from coordinator.cli.screen.board import board
 from coordinator.cli.screen.listing import Surroundings
 from coordinator.cli.screen.live_screen import Watcher

@@ -150,23 +150,20 @@ class Zygote:
 
     def _become_program(self, answer: int, length: int, timeout: float, memory: int, token: bytes) -> None:
         try:
-            task = json.loads(receive_exactly(self._job, length) or b"")
-            self._shut_in(answer, timeout, memory, script="stdout" in task)
+            source = json.loads(receive_exactly(self._job, length) or b"")
+            self._shut_in(answer, timeout, memory)
             _write(_ANSWER_FD, _READY)
-            _write(_ANSWER_FD, execute.judge(task, token))
+            _write(_ANSWER_FD, execute.judge(source, token))
         finally:
             _leave(0)
 
-    def _shut_in(self, answer: int, timeout: float, memory: int, *, script: bool) -> None:
+    def _shut_in(self, answer: int, timeout: float, memory: int) -> None:
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         if self._private:
             os.chdir("/tmp")
             kernel.drop_capabilities()
         if self._ruleset is not None:  # a domain of its own: it cannot trace or signal the zygote
             kernel.call("landlock_restrict_self", self._ruleset, 0)
-        if script:
-            for fd, name in ((0, "stdin"), (1, "stdout")):
-                os.dup2(os.memfd_create(name), fd)
         os.dup2(answer, _ANSWER_FD)
         os.closerange(_ANSWER_FD + 1, 256)
         random.seed(0)  # a fork seeds anew; a program that draws numbers gets the same verdict each time

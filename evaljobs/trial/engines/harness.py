@@ -16,7 +16,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from evaljobs.contract.rope import DYNAMIC, growing_rope
+from evaljobs.contract.engine_traits import DYNAMIC, growing_rope
 from evaljobs.contract.specs import ModelOptions
 from evaljobs.lmeval.batches import Batch
 from evaljobs.lmeval.conversations import converse

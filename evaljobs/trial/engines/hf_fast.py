@@ -11,18 +11,20 @@ import logging
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
+from evaljobs.contract.engine_traits import growing_rope
 from evaljobs.errors import one_line
+from evaljobs.lmeval import tries
 from evaljobs.lmeval.batches import Batch, Piece, Unit
 from evaljobs.lmeval.tries import input_of, tokens_of
-from evaljobs.trial.engines import attention
-from evaljobs.trial.engines.attention import UnfitModelError
-from evaljobs.trial.engines.tree import Ask, UnitTensors, tensors
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +32,174 @@ PROBE_PREFIX = 24  # tokens, as of the rows below: enough that wrong attention s
 PROBE_COMMON = 20
 PROBE_SCORED = 9  # tokens of a branch whose logits are compared, at most
 PROBE_SEED = 20
+SLIDING = "sliding_attention"
+WINDOWS = ("sliding_window", "window_size", "attention_window", "attention_chunk_size")
+# Largest distance of a unit's log-probabilities from those of plain forward passes, over the distance
+# where each token attends to all before it. Rounding alone reaches 0.04 in bfloat16, 4e-6 in float32;
+# attention that heeds no mask, or positions of its own, is above 0.3.
+TOLERANCE = 0.1
+TOLERANCE_32_BIT = 0.001
+
+
+# --- tensors of a unit ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One likelihood: its input without the task prefix, and the tokens that are scored after its end."""
+
+    tokens: list[int]
+    continuation: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitTensors:
+    """`rows` x `width` tokens, padded on the right. Places count through all rows.
+
+    `positions`: depth in the tree, the task prefix included. `visible`: [rows, 1, width, prefix + width],
+    what each token attends to. `scored`: places after which a token is predicted, each once.
+    """
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    visible: torch.Tensor
+    scored: torch.Tensor
+    # of each scored token of each request, one request after the other
+    predicted_from: torch.Tensor  # index into `scored`
+    predicted: torch.Tensor  # token ids
+    lengths: list[int]  # scored tokens of each request
+
+
+def tensors(rows: Sequence[Sequence[Ask]], prefix: int) -> UnitTensors:
+    """The tensors of a unit, on the CPU. `prefix`: tokens of the task prefix. Requests in order of rows."""
+    laid = [tries.layout([ask.tokens for ask in row]) for row in rows]
+    width = max(row[-1].end for row in laid)
+    tokens: NDArray[np.int64] = np.zeros((len(rows), width), dtype=np.int64)
+    positions: NDArray[np.int64] = np.zeros((len(rows), width), dtype=np.int64)
+    visible: NDArray[np.bool_] = np.zeros((len(rows), 1, width, prefix + width), dtype=bool)
+    numbers: dict[int, int] = {}  # place -> index into `scored`
+    predicted_from: list[int] = []
+    for number, (row, branches) in enumerate(zip(rows, laid, strict=True)):
+        seen = visible[number, 0]
+        for ask, (common, start, path) in zip(row, branches, strict=True):
+            end = start + len(path) - common
+            tokens[number, start:end] = ask.tokens[common:]
+            positions[number, start:end] = np.arange(prefix + common, prefix + len(path))
+            seen[start:end, :prefix] = True
+            seen[start:end, prefix + np.array(path[:common], dtype=np.int64)] = True
+            seen[start:end, prefix + start : prefix + end] = np.tri(end - start, dtype=bool)
+            predicted_from += [
+                numbers.setdefault(number * width + place, len(numbers))
+                for place in path[-len(ask.continuation) :]
+            ]
+        padding = np.arange(branches[-1].end, width)
+        seen[padding, prefix + padding] = True  # a token that attends to none would give NaN
+    return UnitTensors(
+        tokens=torch.from_numpy(tokens),
+        positions=torch.from_numpy(positions),
+        visible=torch.from_numpy(visible),
+        scored=torch.tensor(list(numbers)),
+        predicted_from=torch.tensor(predicted_from),
+        predicted=torch.tensor([token for row in rows for ask in row for token in ask.continuation]),
+        lengths=[len(ask.continuation) for row in rows for ask in row],
+    )
+
+
+# --- attention: a mask's form follows from the configuration; a probe says whether it is heeded -----------------
+
+
+class UnfitModelError(Exception):
+    """This model's likelihoods cannot be computed in trees; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """`additive`: the mask's dtype where the attention adds it to scores; None: it is boolean.
+
+    `window`: tokens of a row from which on attention may depend on more than the tree. `kinds`: the
+    kinds of attention layers, where there are several; `slides`: whether the only kind slides.
+    """
+
+    additive: torch.dtype | None
+    window: int | None
+    kinds: tuple[str, ...] = ()
+    slides: bool = False
+
+    def mask(self, unit: UnitTensors, device: torch.device) -> Any:
+        """The argument `attention_mask`: a tensor, or one of each kind of layer."""
+        visible = unit.visible.to(device)
+        if self.window is None or visible.shape[-1] <= self.window:
+            return self._formed(visible)
+        near = visible & self._near(unit).to(device)
+        if self.kinds:
+            return {kind: self._formed(near if kind == SLIDING else visible) for kind in self.kinds}
+        return self._formed(near if self.slides else visible)
+
+    def _near(self, unit: UnitTensors) -> torch.Tensor:
+        rows, _, width, keys = unit.visible.shape
+        prefix = torch.arange(keys - width).expand(rows, -1)
+        key_positions = torch.cat([prefix, unit.positions], dim=1)
+        assert self.window is not None
+        return (unit.positions[:, :, None] - key_positions[:, None, :] < self.window).unsqueeze(1)
+
+    def _formed(self, visible: torch.Tensor) -> torch.Tensor:
+        if self.additive is None:
+            return visible
+        hidden = torch.finfo(self.additive).min
+        return torch.zeros_like(visible, dtype=self.additive).masked_fill(~visible, hidden)
+
+
+def shape_of(lm: Any) -> Shape:
+    """Read from the configuration of lm-eval's model. UnfitModelError where no mask can be given."""
+    if getattr(lm.AUTO_MODEL_CLASS, "__name__", "") != "AutoModelForCausalLM" or lm.backend != "causal":
+        raise UnfitModelError("it is no causal language model of lm-eval's hf class")
+    if hasattr(lm.model, "_orig_mod"):
+        raise UnfitModelError("torch.compile specialises on shapes, and each unit has its own")
+    config = lm.model.config
+    form = config._attn_implementation  # noqa: SLF001
+    if form not in {"sdpa", "eager"}:
+        raise UnfitModelError(f"its attention {form!r} takes no mask of a tree")
+    if rope := growing_rope(config.to_dict()):
+        raise UnfitModelError(f"its {rope} rope scales a row by the longest row beside it")
+    text = config.get_text_config()
+    windows = [getattr(text, name, None) for name in WINDOWS]
+    kinds = tuple(sorted(set(getattr(text, "layer_types", None) or ())))
+    slides = kinds == (SLIDING,) or (not kinds and getattr(text, "sliding_window", None) is not None)
+    return Shape(
+        additive=lm.model.dtype if form == "eager" else None,
+        window=min((w for w in windows if isinstance(w, int) and w > 0), default=None),
+        kinds=kinds if len(kinds) > 1 else (),
+        slides=slides,
+    )
+
+
+def flattened(unit: UnitTensors) -> UnitTensors:
+    """The unit with wrong attention: each token attends to all before it, as if a row were one text."""
+    rows, _, width, keys = unit.visible.shape
+    causal = torch.ones(width, keys, dtype=torch.bool).tril(keys - width)
+    places = torch.arange(keys - width, keys).expand(rows, -1)
+    return replace(unit, visible=causal.expand(rows, 1, -1, -1), positions=places)
+
+
+def distance(ours: torch.Tensor, plain: torch.Tensor) -> float:
+    """Root mean square over the vocabulary of differing log-probabilities, at the worst place."""
+    one, other = (functional.log_softmax(x.float(), dim=-1) for x in (ours, plain))
+    return float((one - other).square().mean(dim=-1).sqrt().max())
+
+
+def compare(ours: torch.Tensor, flat: torch.Tensor, plain: torch.Tensor) -> None:
+    """UnfitModelError where a unit's logits are not those of plain forward passes, up to rounding."""
+    if not plain.isfinite().all():
+        raise UnfitModelError("its logits of random tokens are NaN or infinite")
+    error, wrong = distance(ours, plain), distance(flat, plain)
+    tolerance = TOLERANCE_32_BIT if plain.dtype == torch.float32 else TOLERANCE
+    if not error <= tolerance * wrong:  # a NaN is larger than all
+        raise UnfitModelError(
+            f"its logits in a tree differ from plain ones by {error:.2g}, where wrong attention makes {wrong:.2g}"
+        )
+
+
+# --- forward passes ---------------------------------------------------------------------------------------------
 
 
 class PrefixLayer(DynamicLayer):  # type: ignore[misc]  # transformers' types are not seen
@@ -167,7 +337,7 @@ class FastLikelihoods:
     def _probed(self, common: int) -> str:
         """Why a unit whose branches share `common` tokens is wrong; "" where it is right."""
         try:
-            self._shape = attention.shape_of(self._lm)
+            self._shape = shape_of(self._lm)
             self._check(common)
         except torch.OutOfMemoryError:
             raise
@@ -183,12 +353,12 @@ class FastLikelihoods:
         with torch.no_grad():
             cache = self._cache_of(prefix)
             ours = self._logits(unit, cache)
-            flat = self._logits(attention.flattened(unit), cache)
+            flat = self._logits(flattened(unit), cache)
             plain = []
             for ask in (ask for row in rows for ask in row):
                 whole = torch.tensor([[*prefix, *ask.tokens]], device=self._lm.device)
                 plain.append(self._lm._model_call(whole)[0, -len(ask.continuation) :])  # noqa: SLF001
-        attention.compare(ours[unit.predicted_from], flat[unit.predicted_from], torch.cat(plain))
+        compare(ours[unit.predicted_from], flat[unit.predicted_from], torch.cat(plain))
 
 
 def probe_rows(common: int, vocabulary: int) -> tuple[list[int], list[list[Ask]]]:

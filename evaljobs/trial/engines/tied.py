@@ -2,7 +2,7 @@
 
 Rule: multiprocessing runs the main module's name in each process that it spawns, before anything
 else. Within `tied` that name is this module's, and it asks the kernel for SIGKILL at the parent's end.
-It holds for processes of these processes, too. Called from `vllm`.
+It holds for processes of these processes, too. Called from `vllm`, and from `scoring` for its workers.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib.util
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,13 @@ from collections.abc import Iterator
 from evaljobs.staging import segments
 
 PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(number: signal.Signals, parent: int) -> None:
+    """Have the kernel send this process the signal `number` when its parent dies (Linux). `parent`: the parent's pid."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+    if os.getppid() != parent:  # the parent died before the call above
+        os.kill(os.getpid(), number)
 
 
 @contextlib.contextmanager
@@ -32,5 +40,5 @@ def tied() -> Iterator[None]:
 
 
 if __name__ == "__mp_main__":
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    die_with_parent(signal.SIGKILL, os.getppid())
     segments.name_ours()

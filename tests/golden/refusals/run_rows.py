@@ -26,7 +26,7 @@ from support.trainings import leave  # noqa: E402
 
 import coordinator.cli  # noqa: E402
 import evaljobs.__main__  # noqa: E402
-import evaljobs.sandbox.cli  # noqa: E402
+import evaljobs.sandbox.__main__  # noqa: E402
 from coordinator import api  # noqa: E402, F401 (imported before the forks, once)
 from coordinator.errors import OperatorError  # noqa: E402
 from coordinator.intake import admission, inbox, work_folder  # noqa: E402
@@ -107,7 +107,7 @@ def call(words):
         "evalspan": coordinator.cli.main,
         "evaljobs": lambda: sys.exit(evaljobs.__main__.main()),
         "notice": notice,
-        "sandbox": lambda: sys.exit(evaljobs.sandbox.cli.main()),
+        "sandbox": lambda: sys.exit(evaljobs.sandbox.__main__.main()),
     }
     sys.argv = words
     if words[0] in mains:

@@ -46,7 +46,7 @@ class Large:
         folders = {i: f"/sets/{i}" for i in range(self.tasks)}
         self.take(ev.RequestSetsFound(at=0.0, sets={}, folders=folders, batch_size=8))
         self._build()
-        offers = tuple(ev.Offer(node=n, gpus=self.gpus, memory_mb=1000) for n in self.nodes)
+        offers = tuple(ev.Offer(node=n, gpus=self.gpus) for n in self.nodes)
         self.take(ev.NodesOffered(at=0.0, offers=offers))
         assert self.taken(do.FindResponses)
         self.take(ev.ResponsesFound(at=0.0))

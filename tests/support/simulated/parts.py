@@ -130,7 +130,7 @@ class FakeJob:
 
 def ended(node, trial, reason):
     """A trial's own account."""
-    waits = dict.fromkeys(("wait", "import", "load", "dump", "idle"), 0.0)
+    waits = dict.fromkeys(("wait", "import", "load", "dump"), 0.0)
     seconds = {f"{part}_seconds": took for part, took in {**waits, "infer": 1.0}.items()}
     did = {"shards": 1, "started_at": 0, "ended_at": 1, "devices": "cpu", "gpus": 1}
     return TrialEnded(name=trial, node=node, reason=reason, **did, **seconds)

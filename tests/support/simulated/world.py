@@ -266,7 +266,7 @@ class World(Cluster):
             if self.state.builds.looked_up:
                 self.tell(ev.MemoryOffered, nodes=tuple(free))
         elif free and not self.state.winding_down and not (self.odd.ahead and self.dice.random() >= 0.3):
-            known = {"gpus": self.gpus, "memory_mb": 1000, "largest_mb": self.odd.node_mb}
+            known = {"gpus": self.gpus, "largest_mb": self.odd.node_mb}
             self.tell(ev.NodesOffered, offers=tuple(ev.Offer(node=n, **known) for n in free))
 
     def restart(self):
