@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -20,6 +19,8 @@ from coordinator.cluster.slurm_rules import Ask
 
 FIELDS = "JobIDRaw,JobID,JobName,State,ExitCode,NodeList,WorkDir,SubmitLine,User"
 JOB_ID = re.compile(r"(\d+)(?:_(\d+))?(?:\.batch)?")
+# sacct's exit code of a script whose command a signal killed, which scontrol gives as 137:0 and 143:0
+_KILLED = {"9:0": "0:9", "15:0": "0:15"}
 _OUTPUT = re.compile(r"(?:^|\s)(?:--output[= ]|-o ?|--error[= ]|-e ?)(\S+)")
 
 
@@ -55,8 +56,11 @@ def look_up(job_id: str, ask: Ask, sure: Collection[str]) -> PastJob | None:
             raise
     rows: list[dict[str, str]] = []
     if not now or PastJob(now.get("JobState", ""), "", "", ()).has_ended:
-        with suppress(ClusterError):
+        try:
             rows = parse_rows(ask(["sacct", "-j", job_id, "-P", "-n", "-o", FIELDS]), FIELDS)
+        except ClusterError as error:
+            if not now and ends(str(error)) == "away":  # its end is not known yet
+                raise
     if not now and not rows:
         return None
     job = rows[0] if rows else {}
@@ -65,9 +69,10 @@ def look_up(job_id: str, ask: Ask, sure: Collection[str]) -> PastJob | None:
     if now.get("JobState") in sure:
         state = now["JobState"]
     logs = (now.get(key, "") for key in ("StdOut", "StdErr"))
+    code = now.get("ExitCode") or job.get("ExitCode", "")
     return PastJob(
         state,
-        job.get("ExitCode") or now.get("ExitCode", ""),
+        _KILLED.get(code, code),
         job.get("NodeList") or now.get("NodeList", ""),
         tuple(dict.fromkeys(path for path in logs if path not in ("", "/dev/null"))) or _named(job, now),
     )

@@ -93,7 +93,7 @@ class Child:
             return _diagnosed({"": self._chunks()}, "", "")
         self._pump.join()
         code: int = self._process.wait()
-        said = f"0:{code - SIGNALLED}" if code > SIGNALLED else f"{code}:0"
+        said = f"0:{code - SIGNALLED}" if SIGNALLED < code <= SIGNALLED + signal.NSIG else f"{code}:0"
         found = _diagnosed({"": self._chunks()}, FAILED, said)
         return found.model_copy(update={"line": ""}) if found.line.startswith("sacct:") else found
 
@@ -143,8 +143,6 @@ class BatchJob:
             return None
         said, _, number = found.exit_code.partition(":")
         if found.word == "COMPLETED":
-            return 0
-        if not found.state and self.cause(hung=True) == NOTHING_SAID:
             return 0
         return SIGNALLED + int(number) if number.isdigit() and int(number) else int(said or 0) or 1
 

@@ -7,6 +7,7 @@ tried again once, and as long as checkpoints are written between; but a kill fro
 from __future__ import annotations
 
 import math
+import signal
 from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
@@ -26,7 +27,7 @@ LASTS = 3  # unusual losses in a row that are a spike: one alone is a batch
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
     """How an attempt ended. `code`: as a shell gives it; `hung`: it was ended, since it no longer did anything; `silent`:
-    seconds for which it did not; `progress`: it left a whole checkpoint that was not there before.
+    seconds for which it did not; `progress`: it left a complete checkpoint of a higher step.
     """
 
     code: int
@@ -38,6 +39,16 @@ class End:
     @property
     def failed(self) -> bool:
         return self.hung or self.code != 0
+
+    @property
+    def killed_from_outside(self) -> bool:
+        """Whether a signal ended it that a log alone explains: an error in the log was survived until then."""
+        return (
+            self.code in KILLED
+            and not self.hung
+            and self.cause.owner == "user"
+            and self.cause.line_number is not None
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +65,7 @@ def decide(end: End, left: int, unknown_before: bool) -> Decision:
     cause, why = end.cause, said(end)
     if not end.failed:
         return Decision(restart=False, why="training has ended")
-    if cause.reason is not None and not cause.recoverable:
+    if cause.reason is not None and not cause.recoverable and not end.killed_from_outside:
         return Decision(restart=False, why=f"{why}; a restart will not help: {cause.advice}")
     if is_unknown(end) and unknown_before:
         return Decision(restart=False, why=f"{why}, twice without a new checkpoint: read its log")
@@ -69,9 +80,11 @@ def is_unknown(end: End) -> bool:
 
 def said(end: End) -> str:
     how = f"no output and no heartbeat for {end.silent:.0f} s" if end.hung else f"exit code {end.code}"
-    if not end.hung and end.code > SIGNALLED:
+    if not end.hung and SIGNALLED < end.code <= SIGNALLED + signal.NSIG:
         how = f"ended by signal {end.code - SIGNALLED}"
     cause = end.cause
+    if end.killed_from_outside:
+        return f"killed from outside, {how}"
     name = f"{cause.reason} (owner: {cause.owner})" if cause.reason else "reason not known"
     return f"{name}, {how}{f': {cause.line}' if cause.line else ''}"
 

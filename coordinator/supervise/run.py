@@ -13,8 +13,10 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from glob import has_magic
+from itertools import takewhile
 from pathlib import Path
 
 from coordinator.base import clock
@@ -31,13 +33,14 @@ from coordinator.node_check.run import check
 from coordinator.runtime import wiring
 from coordinator.runtime.causes import accept_rules
 from coordinator.supervise.attempts import Attempt, BatchJob, Child, sbatch_words
-from coordinator.supervise.checkpoints import newest_whole
+from coordinator.supervise.checkpoints import newest_complete
 from coordinator.supervise.decisions import End, Losses, decide, is_unknown, pause
 from evaljobs.contract.paths import WorkPaths, slug
-from evaljobs.contract.storage import locked
+from evaljobs.contract.storage import locked, make_folder, try_lock
 
 LOOK_SECONDS = 0.2
 CHECK_SECONDS = 300.0  # for the job of a node's test to start and end
+MOST_BEATS = 1 << 20  # bytes of heartbeats that one look reads
 NEWS_SECONDS = 5.0  # most that the end waits for news to be sent
 STOPS = (signal.SIGINT, signal.SIGTERM)
 PASSED = (*STOPS, signal.SIGUSR1, signal.SIGUSR2)
@@ -86,11 +89,12 @@ class Supervision:
     first_pause: float
     say: Callable[[str], None]
     _excluded: list[str] = field(default_factory=list)  # nodes that a check found bad
-    _newest: Path | None = None  # whole checkpoint that the attempt goes on from
+    _newest: Path | None = None  # complete checkpoint that the attempt goes on from
+    _highest: int = -1  # step of the newest complete checkpoint of all attempts
     _news: notify.Notifier = field(default_factory=notify.Notifier)
     _signals: Signals = field(default_factory=lambda: Signals(PASSED))
     _seen: int = 0  # signals that were dealt with
-    _stopping: bool = False  # was the training told to end?
+    _stopping: int = 0  # the first signal that told the training to end
     _offset: int = 0  # bytes of heartbeats that were read
     _losses: Losses = field(default_factory=Losses)
 
@@ -121,7 +125,7 @@ class Supervision:
             again = f"restart {number} of {self.most}" if decision.restart else "not restarted"
             self._tell(f"{again}: {decision.why}" if end.failed else decision.why)
             if not decision.restart:
-                return end.code or int(end.hung)
+                return int(end.failed)
             idle, unknown_before = 0 if end.progress else idle + 1, is_unknown(end)
             self._wait(pause(self.first_pause, idle))
         raise AssertionError("the last attempt is not restarted")
@@ -130,9 +134,10 @@ class Supervision:
 
     def _start(self, number: int) -> Attempt:
         """Start it, or follow the job of an earlier supervision. OperatorError."""
-        self._newest, damaged = self._whole()
+        self._newest, damaged = self._look()
+        self._highest = max(self._highest, self._step)
         for line in damaged:
-            self.say(f"not whole, and not used: {line}")
+            self.say(f"incomplete, and not used: {line}")
         self._beats.unlink(missing_ok=True)
         self._offset = 0
         ours = {
@@ -145,7 +150,7 @@ class Supervision:
         if not self._batch:
             self.say(f"attempt {number} {origin}")
             return Child(self.argv, os.environ | ours)
-        token = f"evalspan-supervise-{hashlib.sha256(self.place.encode()).hexdigest()[:12]}"
+        token = f"evalspan-supervise-{hashlib.sha256(str(self._training).encode()).hexdigest()[:12]}"
         env = client_environment(os.environ, ours)
         slurm = SlurmCli(replace(wiring.slurm_options(self.config), token=token))
         while True:
@@ -161,11 +166,11 @@ class Supervision:
                 self.say(f"attempt {number} {origin}{without}: job {job.job_id}")
                 return job
 
-    def _whole(self) -> tuple[Path | None, list[str]]:
-        """As `newest_whole`; storage that is away is waited for."""
+    def _look(self) -> tuple[Path | None, list[str]]:
+        """As `newest_complete`; storage that is away is waited for."""
         while True:
             try:
-                return newest_whole(self.place)
+                return newest_complete(self.place)
             except OSError as error:
                 self._again(f"{self.place} cannot be read", error)
 
@@ -190,14 +195,18 @@ class Supervision:
             time.sleep(LOOK_SECONDS)
         if self._stopping:
             self.say(f"the training was ended by a signal, with exit code {code}, and is not restarted")
-            raise _Stopped(code)
+            raise _Stopped(SIGNALLED + self._stopping)
         cause = watch.cause or attempt.cause(hung=False)
-        progress, hung = self._whole()[0] != self._newest, watch.cause is not None
+        self._newest, hung = self._look()[0], watch.cause is not None
+        progress = self._step > self._highest
         return End(code=code, cause=cause, progress=progress, hung=hung, silent=watch.silent)
 
     def _pass_on(self, attempt: Attempt) -> None:
         for number in self._new_signals():
-            self._stopping = self._stopping or number in STOPS
+            if number in STOPS and self._stopping:  # asked twice: its processes are killed within seconds
+                attempt.end()
+                continue
+            self._stopping = self._stopping or (number if number in STOPS else 0)
             if not attempt.tell(number):
                 self.say("ended; the training goes on, and the same command follows it again")
                 raise _Stopped(SIGNALLED + number)
@@ -206,8 +215,8 @@ class Supervision:
         """Bytes of heartbeats. Losses of new ones are looked at."""
         with suppress(OSError), self._beats.open("rb") as file:
             file.seek(self._offset)
-            text = file.read()
-            whole = text[: text.rfind(b"\n") + 1]
+            text = file.read(MOST_BEATS)
+            whole = text[: text.rfind(b"\n") + 1] or (text if len(text) == MOST_BEATS else b"")
             self._offset += len(whole)
             for line in whole.splitlines():
                 self._learn(line)
@@ -215,7 +224,7 @@ class Supervision:
 
     def _learn(self, line: bytes) -> None:
         """The loss of a heartbeat. A line that is none says nothing."""
-        with suppress(ValueError, KeyError, TypeError):
+        with suppress(ValueError, LookupError, TypeError, RecursionError, OverflowError):
             beat = json.loads(line)
             if beat["loss"] is not None and (unusual := self._losses.add(float(beat["loss"]))):
                 self._tell(f"loss spike at step {beat['step']}: {unusual}; nothing was rolled back")
@@ -224,11 +233,16 @@ class Supervision:
 
     def _check(self, nodes: str) -> None:
         """Test these nodes, and leave out the bad ones from now on. What cannot be tested is used again."""
+        noting = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             made = check(self.config, [nodes], wait_seconds=CHECK_SECONDS, seed=0)
         except EvalspanError as error:
             self.say(f"{nodes} could not be checked, and may be used again: {error}")
             return
+        except KeyboardInterrupt:
+            raise _Stopped(SIGNALLED + signal.SIGINT) from None
+        finally:
+            signal.signal(signal.SIGINT, noting)
         self._excluded += [node for node in made.exclude if node not in self._excluded]
         found = "; ".join(f"{n.node} is {n.verdict}{f': {n.why}' if n.why else ''}" for n in made.nodes)
         self.say(f"nodes: {found}")
@@ -236,7 +250,7 @@ class Supervision:
     def _tell(self, line: str) -> None:
         """Say it here, and to whom `[notify]` names."""
         self.say(line)
-        step = step_of(self._newest.name) if self._newest else None
+        step = self._step if self._newest else None
         made = notify.training(line, str(self._newest or self.place), step, time.time())
         self._news.tell(lambda: [made])
 
@@ -256,11 +270,21 @@ class Supervision:
     def _batch(self) -> bool:
         return Path(self.argv[0]).name == "sbatch"
 
+    @property
+    def _step(self) -> int:
+        return (step_of(self._newest.name) or 0) if self._newest else -1
+
     # --- its folder ------------------------------------------------------------------------------------------------------
 
     @property
     def _folder(self) -> Path:
-        return WorkPaths(self.config.work_dir).supervised / slug(self.place)
+        return WorkPaths(self.config.work_dir).supervised / slug(str(self._training))
+
+    @property
+    def _training(self) -> Path:
+        """The real folder of its checkpoints, however spelt; of a glob, the folder before its first pattern."""
+        parts = takewhile(lambda part: not has_magic(part), Path(self.place).parts)
+        return Path(*parts).resolve()
 
     @property
     def _beats(self) -> Path:
@@ -269,9 +293,21 @@ class Supervision:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """OperatorError where another supervision has this place."""
-        # File WORK_DIR/supervised/NAME/supervise.lock: locked (flock) by the one supervision | `supervise` | stays
-        with locked(self._folder / "supervise.lock", wait=0.0) as taken:
+        """OperatorError if another supervision has this folder, whatever its work folder is."""
+        make_folder(self._folder)
+        # File PARENT/.NAME.supervised: locked (flock) by the one supervision of the checkpoints in PARENT/NAME | `supervise` | stays
+        training = self._training
+        place = training.with_name(f".{training.name}.supervised")
+        if not os.access(
+            training.parent, os.W_OK
+        ):  # not there yet, or not ours: only this work folder's are known
+            place = self._folder / "supervise.lock"
+        with ExitStack() as stack:
+            taken = stack.enter_context(locked(place, wait=0.0))
+            with suppress(OSError):  # another name of the same folder, as by a bind mount
+                folder = os.open(training, os.O_RDONLY | os.O_DIRECTORY)
+                stack.callback(os.close, folder)
+                taken = taken and try_lock(folder, wait=0.0)
             if not taken:
                 raise OperatorError(
                     f"{self.place} is supervised already: end that `evalspan supervise` first"

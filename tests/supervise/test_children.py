@@ -16,7 +16,7 @@ from dev_cluster.testing import wait_until
 # A step adds a number of a seeded generator, whose state lies in each second checkpoint. argv: what each attempt does at the
 # third step.
 TRAINING = """
-import os, json, pathlib, random, signal, subprocess, sys, time
+import os, json, pathlib, random, shutil, signal, subprocess, sys, time
 from coordinator import hook
 runs, begin = pathlib.Path("runs"), os.environ["EVALSPAN_RESUME_FROM"]
 runs.mkdir(exist_ok=True)
@@ -29,6 +29,10 @@ if does == "at once":
     sys.exit(1)
 if does == "dies at once":
     os.kill(os.getpid(), signal.SIGKILL)
+if does == "removes its newest":
+    for newest in sorted(runs.iterdir(), key=lambda f: int(f.name[5:]))[-1:]:
+        shutil.rmtree(newest)
+    sys.exit(1)
 for step in range(first + 1, 13):
     seed = random.Random(seed).randrange(1 << 30)
     value += seed
@@ -44,10 +48,20 @@ for step in range(first + 1, 13):
     if step == first + 3:
         if does == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
+        elif does == "survives an error, and dies":
+            print("ValueError: bad sample 3, it is left out", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif does == "odd heartbeats":
+            with open(os.environ["EVALSPAN_HEARTBEATS"], "a") as file:
+                file.write("[" * 200_000 + "\\n" + '{"step": 1, "loss": 1' + "0" * 4000 + "}\\n" + "5\\n[1]\\n" + "x" * (1 << 21))
+            time.sleep(1)
         elif does == "hangs":
             subprocess.Popen(["sleep", "600"])
             time.sleep(600)
-        elif does == "waits":
+        elif does in ("waits", "never ends"):
+            if does == "never ends":
+                for number in (signal.SIGTERM, signal.SIGINT):
+                    signal.signal(number, lambda *_: print("asked to end", flush=True))
             signal.signal(signal.SIGUSR1, lambda *_: print("told", flush=True))
             print("ready", flush=True)
             while True:
@@ -70,6 +84,9 @@ LOST = "DistBackendError: NCCL error in: ncclRemoteError: A call to a remote pee
 ENDS: dict[str, tuple[Sequence[str], int, int, str]] = {
     "nothing": ([], 0, 1, "training has ended"),
     "kills": (["dies", "dies at once", "dies at once"], 0, 4, "ended by signal 9"),
+    "a kill behind an error that it survived": (["survives an error, and dies"], 0, 2, "killed from outside, ended by signal 9"),
+    "heartbeats of any shape": (["odd heartbeats"], 0, 1, "training has ended"),
+    "a checkpoint that it removed is no progress": (["dies", "removes its newest", "removes its newest"], 1, 3, "twice without a new checkpoint"),
     "a hang": (["hangs"], 0, 2, "no output and no heartbeat for"),
     "the same unknown end twice": (["at once", "at once"], 1, 2, "twice without a new checkpoint"),
     "a lost peer": ([LOST], 0, 2, "NCCLRemoteError (owner: network)"),
@@ -152,12 +169,35 @@ def test_a_supervision_that_is_ended_leaves_no_process(number: signal.Signals, t
     wait_until(lambda: "ready" in said.read_text(), "the training waits")
     second = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (second.returncode, "supervised already" in second.stderr) == (2, True)
+    (tmp_path / "link").symlink_to("runs")
+    for place in ("link", "runs/step-*", "../" + tmp_path.name + "/runs"):
+        other = [place if word == "runs" else "elsewhere" if word == "work" else word for word in command]
+        second = subprocess.run(other, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert (second.returncode, "supervised already" in second.stderr) == (2, True), place
     running.send_signal(signal.SIGUSR1)
     wait_until(lambda: "told" in said.read_text(), "the signal")
     running.send_signal(number)
-    assert running.wait(60) == (-9 if number == signal.SIGKILL else 128 + signal.SIGTERM)
+    assert running.wait(60) == (-9 if number == signal.SIGKILL else 128 + number)
     wait_until(lambda: not _processes_in(tmp_path), "no process of the training")
     assert len(list(tmp_path.glob("try-*"))) == 1
+
+
+def test_a_second_ctrl_c_ends_a_training_that_does_not_end(tmp_path: Path) -> None:
+    """Its processes are killed seconds after; the first one alone lets it save."""
+    with (tmp_path / "out.txt").open("w") as out:
+        running = subprocess.Popen(
+            _command(tmp_path, ["never ends"], "--hang", "0"),
+            cwd=tmp_path,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+    said = tmp_path / "out.txt"
+    wait_until(lambda: "ready" in said.read_text(), "the training waits")
+    running.send_signal(signal.SIGINT)
+    wait_until(lambda: "asked to end" in said.read_text(), "the training is asked")
+    running.send_signal(signal.SIGINT)
+    assert running.wait(60) == 128 + signal.SIGINT
+    assert not _processes_in(tmp_path)
 
 
 def _processes_in(folder: Path) -> list[str]:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 
 from coordinator.diagnosis.rules import table
 from coordinator.diagnosis.verdict import of_state, of_text
 from coordinator.errors import OperatorError
 from coordinator.supervise.attempts import sbatch_words
-from coordinator.supervise.checkpoints import newest_whole
 from coordinator.supervise.decisions import LASTS, MOST_PAUSE, End, Losses, decide, pause
 
 UNKNOWN = of_text("", state="FAILED")
@@ -95,42 +89,16 @@ def test_sbatch_gets_the_options_of_a_supervision() -> None:
             sbatch_words(["sbatch", refused, *job], "t", [])
 
 
-def _hugging_face(folder: Path) -> None:
-    save_file({"w": torch.zeros(64)}, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps({"a": [1] * 99}))
-    torch.save({"step": torch.zeros(64)}, folder / "optimizer.pt")
-
-
-def _sharded(folder: Path) -> None:
-    (folder / "__0_0.distcp").write_bytes(b"x" * 64)
-    (folder / ".metadata").write_bytes(b"y")
-
-
-@pytest.mark.parametrize("made", [_hugging_face, _sharded])
-def test_a_save_that_was_cut_is_not_gone_on_from(made: Callable[[Path], None], tmp_path: Path) -> None:
-    """Without any one of its files, or with one file cut, the checkpoint before counts; names in the making do not; none: None."""
-    place = tmp_path / "runs"
-    assert newest_whole(str(place)) == (None, [])
-    for step in (90, 100, 200):
-        folder = place / f"step-{step}"
-        folder.mkdir(parents=True)
-        made(folder)
-    (place / "step-300.tmp").mkdir()
-    (place / "notes-400.txt").touch()
-    before, newest = place / "step-100", place / "step-200"
-    assert newest_whole(str(place)) == (newest, [])
-    assert newest_whole(f"{place}/step-1*") == (before, [])
-    for file in sorted(newest.iterdir()):
-        whole = file.read_bytes()
-        file.unlink()
-        assert newest_whole(str(place))[0] == before, f"without {file.name}"
-        if file.suffix in (".safetensors", ".json", ".pt"):
-            file.write_bytes(whole[:-1])
-            found, left = newest_whole(str(place))
-            assert (found, len(left)) == (before, 1), f"{file.name} is cut"
-            assert str(newest) in left[0]
-        file.write_bytes(whole)
-    assert newest_whole(str(place)) == (newest, [])
+def test_a_kill_from_outside_is_no_failure_of_the_program() -> None:
+    """Also behind an error that the program survived. What the scheduler says of the kill, and an exit code above 192, count."""
+    survived = of_text("ValueError: bad sample 3, it is left out", state="FAILED")
+    assert not decide(End(code=1, cause=survived, progress=True), 1, unknown_before=False).restart
+    for code in (137, 143):
+        made = decide(End(code=code, cause=survived, progress=False), 1, unknown_before=True)
+        assert (made.restart, made.why) == (True, f"killed from outside, ended by signal {code - 128}")
+        cancelled = End(code=code, cause=of_state("CANCELLED"), progress=True)
+        assert not decide(cancelled, 1, unknown_before=False).restart
+    assert "exit code 255" in decide(End(code=255, cause=UNKNOWN, progress=True), 1, unknown_before=False).why
 
 
 def test_slurms_word_decides_where_it_ended_the_job() -> None:
