@@ -47,19 +47,19 @@ def demands(states: Iterable[State]) -> list[Demand]:
         if not state.plans_later:
             # without stealing, the shards were dealt to the lanes that there were
             todo = max(state.shards.todo, 0)
-            most = min(most, todo) if options.steal or not have else have
+            most = min(most, todo) if options.plan.steals or not have else have
         if most <= have:
             continue
         # a job that hosts trials holds its GPUs from its start
-        hosted = {n.name for n in in_use if n.hosted or n.rung == "host" or options.host_trials}
+        hosted = {n.name for n in in_use if n.hosted or n.rung == "host" or options.stage.hosts}
         found.append(
             Demand(
                 evaluation_id=state.evaluation_id,
                 priority=state.record.priority,
                 accepted_at=state.record.accepted_at,
-                gpus=(most - have) * options.gpus_per_trial,
-                gpus_per_trial=options.gpus_per_trial,
-                in_use={n.name: n.lanes * options.gpus_per_trial for n in in_use},
+                gpus=(most - have) * options.trial.gpus_per_trial,
+                gpus_per_trial=options.trial.gpus_per_trial,
+                in_use={n.name: n.lanes * options.trial.gpus_per_trial for n in in_use},
                 avoid=frozenset(
                     hosted | {n.name for n in state.nodes.by_name.values() if n.status == "back-off"}
                 ),
@@ -100,7 +100,7 @@ def promised(states: Iterable[State]) -> dict[str, tuple[int, int]]:
     for state in _open(states):
         for node, lanes in _promised_lanes(state):
             once = 0 if node.status == "ready" or _held_mb(state, node) else _once_mb(state)
-            gpus[node.name] += lanes * state.record.options.gpus_per_trial
+            gpus[node.name] += lanes * state.record.options.trial.gpus_per_trial
             megabytes[node.name] += once + lanes * trial_memory_mb(state.record)
         for ahead in state.nodes.prefetches.values():
             megabytes[ahead.name] -= _held_mb(state, ahead)
@@ -133,7 +133,7 @@ def _promised_lanes(state: State) -> Iterator[tuple[NodeUse, int]]:
 def _once_mb(state: State) -> int:
     """MiB that an evaluation needs per node, for its precursor or the job that hosts its trials."""
     options = state.record.options
-    return precursor_memory_mb(state.record) if options.stage or options.host_trials else 0
+    return precursor_memory_mb(state.record) if options.stage.enabled or options.stage.hosts else 0
 
 
 def at_fault(states: Iterable[State]) -> dict[str, float]:
@@ -158,7 +158,7 @@ def failed(states: Iterable[State]) -> Iterator[tuple[str, Failure]]:
 def gpus_in_use(states: Iterable[State]) -> int:
     """GPUs on staged and staging nodes, which the limit on GPUs counts."""
     return sum(
-        n.lanes * state.record.options.gpus_per_trial
+        n.lanes * state.record.options.trial.gpus_per_trial
         for state in states
         for n in state.nodes.by_name.values()
         if n.status in ("staging", "ready")
@@ -193,7 +193,7 @@ def uses(states: Sequence[State]) -> list[Use]:
             evaluation_id=state.evaluation_id,
             node=node.name,
             status=node.status,
-            gpus=node.lanes * state.record.options.gpus_per_trial if node.status in IN_USE else 0,
+            gpus=node.lanes * state.record.options.trial.gpus_per_trial if node.status in IN_USE else 0,
             trials=len(state.live_lanes(node.name)),
         )
         for state in states
@@ -236,7 +236,7 @@ def waiting(states: Iterable[State], demanded: Sequence[Demand]) -> list[Candida
     candidates = []
     for demand in demanded:
         state = known.get(demand.evaluation_id)
-        if state is None or state.record.options.host_trials or not state.record.options.stage:
+        if state is None or state.record.options.stage.hosts or not state.record.options.stage.enabled:
             continue
         ready = state.builds.looked_up and state.conversion.status in ("none", "done")
         if ready and not state.nodes.by_name:
@@ -287,7 +287,7 @@ def taken(states: Iterable[State], nodes: Iterable[NodeState], now: float) -> li
     found: list[tuple[str, str]] = []
     for state in _open(states):
         options = state.record.options
-        per_trial, need = options.gpus_per_trial, gpu_need(state.record)
+        per_trial, need = options.trial.gpus_per_trial, gpu_need(state.record)
         if not state.shards.todo or any(state.running_lanes(n.name) for n in _in_use(state)):
             continue  # an evaluation that runs leaves its shards to its other lanes
         free = [

@@ -34,7 +34,7 @@ from coordinator.config.checks import (
     check_web_address,
     seconds_of,
 )
-from evaljobs.contract.specs import Mode, Record
+from evaljobs.contract.specs import JudgeConfig, Mode, Record
 
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
@@ -180,6 +180,10 @@ class StageConfig(Record):
     prefetch: float = Field(0.5, ge=0, le=1)
     """share of a node's free memory that the next checkpoint may take while its GPUs are busy"""
 
+    @property
+    def hosts(self) -> bool:
+        return self.host_trials is True
+
 
 class RedisConfig(Record):
     """The site's server where `url` is set; else evalspan starts its own."""
@@ -217,39 +221,6 @@ class MetricConfig(Record):
     """time limit of one program, or of one item's metric"""
     allow_unsafe: bool = False
     """true: run generated programs also where resource limits alone hold"""
-
-
-class JudgeConfig(Record):
-    """The judge model, behind an OpenAI-compatible endpoint. One job at a time asks it."""
-
-    url: str | None = example("https://api.openai.com/v1")
-    """an OpenAI-compatible endpoint, needed by suites with judge tasks"""
-    model: str | None = example("gpt-4.1")
-    """the model's name at the endpoint"""
-    api_key_env: str | None = example("OPENAI_API_KEY")
-    """the variable that holds the key"""
-    api_key_file: Place | None = example("judge.key")
-    """in place of api_key_env a file of mode 0600 with the key"""
-    allow_http: bool = False
-    """true: a key may go to another host by http://, for a network that you trust"""
-    temperature: float = Field(0.0, ge=0, le=2)
-    """sampling temperature of the judge"""
-    max_tokens: Positive = 2048
-    """most tokens of an answer"""
-    concurrency: int = Field(8, ge=1, le=1024)
-    """most requests at once, of all evaluations of a work folder together"""
-    requests_per_minute: Positive | None = example(60)
-    """most requests within 60 s, of all evaluations of a work folder together; default: no bound"""
-    max_cost: float | None = example(5.0, gt=0)
-    """most cost of an evaluation, in the currency of the prices; default: no bound"""
-    price_per_million_prompt_tokens: float | None = example(2.0, ge=0)
-    """price in any currency; default: not counted"""
-    price_per_million_completion_tokens: float | None = example(8.0, ge=0)
-    """price in any currency; default: not counted"""
-    timeout_seconds: float = Field(120.0, gt=0)
-    """most seconds until a request has its whole answer"""
-    retries: Count = 5
-    """further tries of a request that failed"""
 
 
 class WatchConfig(Record):

@@ -24,7 +24,7 @@ from coordinator.cluster.local import LocalCluster, gpu_names
 from coordinator.cluster.slurm_cli import SlurmApi, SlurmCli
 from coordinator.cluster.slurm_limits import setting_of
 from coordinator.cluster.slurm_parse import parse_reservations
-from coordinator.config.schema import Config
+from coordinator.config.schema import Config, StageConfig
 from coordinator.doctor.facts import Checkup, Facts, Status
 from coordinator.doctor.findings import judge
 from coordinator.doctor.limit_findings import judge_accounting
@@ -212,7 +212,7 @@ def settings_within_limits(cluster: SlurmCli, rules: slurm_rules.SiteRules) -> d
 
 def samples(config: Config, nodes: Sequence[NodeState]) -> dict[Purpose, Job]:
     """A job of each kind; the precursor stands on a node with GPUs, and so in their partition."""
-    options = from_settings.run_options(config).model_copy(update={"host_trials": False})
+    options = from_settings.run_options(config).model_copy(update={"stage": StageConfig()})
     node = next((n.name for n in nodes if n.gpus), None)
     return {
         kind: replace(job, node=node) if kind == "stage" else job

@@ -72,7 +72,7 @@ def survey(
     """Ask all targets, side by side, for up to two times `wait_seconds`. `folder`: for answers and logs, seen by nodes and
     of a new name of letters and digits.
     """
-    roots = [word for root in site.stage_roots for word in ("--root", root)]
+    roots = [word for root in site.stage.roots for word in ("--root", root)]
     first, second = [], []
     for number, target in enumerate(targets):
         words = [*roots, "--sample-mb", str(sample_mb), "--leave", f"{folder.name}{number}"]

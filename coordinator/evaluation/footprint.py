@@ -163,7 +163,7 @@ def gpu_need(record: EvaluationRecord) -> GpuNeed:
     return GpuNeed(
         weights=weights or 0,
         stored=0 if stored is None else stored.bytes,
-        gpus=options.gpus_per_trial,
+        gpus=options.trial.gpus_per_trial,
         doubling=model.engine in SERVERS,
         gpu_gb=options.gpu_memory_gb,
     )

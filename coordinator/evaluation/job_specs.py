@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, TypedDict
 
 from coordinator.cluster import CPU_SLOT, Job, Purpose
+from coordinator.config.schema import StageConfig
 from coordinator.evaluation.events import JobIntended
 from coordinator.evaluation.footprint import MIB, NO_CHECKPOINT, Footprint, footprint
 from coordinator.evaluation.records import EvaluationRecord, JobName, RunOptions, job_detail
@@ -53,11 +54,8 @@ class Site:
     worker_command: tuple[str, ...]  # interpreter of metric workers: the coordinator's
     trial_env: dict[str, str] = field(default_factory=dict)
     worker_env: dict[str, str] = field(default_factory=dict)  # of metric workers
-    stage_roots: tuple[str, ...] = ("/dev/shm",)
+    stage: StageConfig = field(default_factory=StageConfig)
     redis_patience_seconds: float = 600.0  # that trials wait for a Redis that is away
-    lease_seconds: float = 900.0
-    readers: int = 16
-    prefetch: float = 0.5  # share of a node's free memory that prefetched weights may take; 0: no prefetch
     offline: bool = True
     foreign: bool = (
         False  # the trials' interpreter has other packages, or sees other files, than this process
@@ -89,18 +87,18 @@ def asked(purpose: Purpose, options: RunOptions, size: Footprint = NO_CHECKPOINT
     checkpoint that it converts, stages or loads; `lanes`: trials that a host runs. What is beyond a partition's MaxTime is
     left away at submission.
     """
-    own = options.trial_memory_mb or BASE_MEMORY_MB
-    trial = (options.trial_memory_mb or BASE_MEMORY_MB + size.own_mb) + options.engine_memory_mb
+    own = options.trial.memory_mb or BASE_MEMORY_MB
+    trial = (options.trial.memory_mb or BASE_MEMORY_MB + size.own_mb) + options.engine_memory_mb
     precursor = max(int(size.files * PRECURSOR_SLACK / MIB) + 512, options.stage_memory_mb)
     convert = options.convert_memory_mb or size.files * 2 // MIB + 4096
-    gpus, cpus, seconds = options.gpus_per_trial, options.trial_cpus, options.trial_time_limit_seconds
+    gpus, cpus, seconds = options.trial.gpus_per_trial, options.trial.cpus, options.trial.time_limit_seconds
     what: dict[Purpose, tuple[int, int, int, int]] = {
         "build": (0, cpus, own, 4 * 3600),
         "convert": (0, cpus, convert, 4 * 3600),
         "stage": (0, 1, precursor, seconds + 1800),
         "host": (gpus * lanes, cpus * lanes, trial * lanes + precursor, seconds),
         "trial": (gpus, cpus, trial, seconds),
-        "metric": (0, options.worker_cpus, options.worker_memory_mb, seconds + 3600),
+        "metric": (0, options.metric.cpus, options.metric.memory_mb, seconds + 3600),
     }
     gpus, cpus, memory_mb, seconds = what[purpose]
     return Asked(gpus=gpus, cpus=cpus, memory_mb=memory_mb, time_limit_seconds=seconds)
@@ -219,7 +217,7 @@ def worker_job(state: State, site: Site, count: int, now: float) -> JobIntended:
         "--queue": state.evaluation_id,
         "--stop-file": workers_stop_file(site.of(state)),
         "--lease-file": site.paths.lease,
-        "--lease-seconds": site.lease_seconds,
+        "--lease-seconds": site.stage.lease_seconds,
     }
     words = [word for name, value in options.items() for word in (name, str(value))]
     asks = _asked(state, "metric")
@@ -258,7 +256,7 @@ def specs_of(state: State, site: Site, info: JobInfo) -> dict[str, Spec]:
             return {name: _stage_spec(state, site, info)}
         case "host":
             trial = _trial_spec(state, site, info, path="")
-            gpus = state.record.options.gpus_per_trial
+            gpus = state.record.options.trial.gpus_per_trial
             stage = _stage_spec(state, site, info)
             return {name: HostSpec(name=name, stage=stage, trial=trial, gpus_per_trial=gpus)}
         case "trial":
@@ -302,11 +300,11 @@ def _stage_spec(state: State, site: Site, info: JobInfo) -> StageSpec:
         evaluation_dir=site.folder(state),
         node=node,
         checkpoint=state.record.checkpoint,
-        roots=site.stage_roots if state.record.options.stage else (),
+        roots=site.stage.roots if state.record.options.stage.enabled else (),
         lease_file=str(site.paths.lease),
-        lease_seconds=site.lease_seconds,
-        readers=site.readers,
-        share=site.prefetch if node in state.nodes.prefetches else None,
+        lease_seconds=site.stage.lease_seconds,
+        readers=site.stage.readers,
+        share=site.stage.prefetch if node in state.nodes.prefetches else None,
     )
 
 
@@ -346,7 +344,7 @@ def _adapters(record: EvaluationRecord) -> dict[str, str]:
 def _gpus_of_a_trial(state: State, info: JobInfo) -> int:
     """GPUs that a trial must see: none where the local cluster's slots are shares of the CPU."""
     node = state.nodes.by_name.get(info.job.node or "")
-    return 0 if node is None or node.gpu_type == CPU_SLOT else state.record.options.gpus_per_trial
+    return 0 if node is None or node.gpu_type == CPU_SLOT else state.record.options.trial.gpus_per_trial
 
 
 def workers_stop_file(paths: EvaluationPaths) -> str:
@@ -366,8 +364,8 @@ def metric_spec(state: State, site: Site, metric: MetricState) -> ExecuteSpec | 
         "entry": entry.index,
         "model_dir": record.checkpoint.source,
         "model": record.model,
-        "item_seconds": record.options.item_seconds,
-        "allow_unsafe": record.options.allow_unsafe,
+        "item_seconds": record.options.metric.item_seconds,
+        "allow_unsafe": record.options.metric.allow_unsafe,
         "judge": judge,
     }
 
@@ -388,5 +386,5 @@ def metric_spec(state: State, site: Site, metric: MetricState) -> ExecuteSpec | 
         **common,
         request_sets=dict(entry.sets),
         frames={task: frames(shards.leaves[name].planned.shards) for task, name in entry.leaves.items()},
-        bootstrap_iters=record.options.bootstrap_iters,
+        bootstrap_iters=record.options.metric.bootstrap_iters,
     )

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from coordinator.cluster import Purpose
 from coordinator.evaluation.footprint import footprint
 from coordinator.evaluation.job_specs import asked, precursor_memory_mb
+from coordinator.evaluation.records import RunOptions
 from coordinator.evaluation.state import JobInfo, State
 
 OUT_OF_MEMORY = (
@@ -19,20 +20,20 @@ OUT_OF_MEMORY = (
 )
 MAX_DOUBLINGS = 3  # of one setting, until the evaluation ends or is tried again
 LEAST_MORE = 1.1  # times as much, below which no job is tried again
-# purpose -> the option that decides its memory, and the setting that an operator may change
-_SETTINGS: Mapping[Purpose, tuple[str, str]] = {
-    "build": ("trial_memory_mb", "[trial] memory_mb"),
-    "trial": ("trial_memory_mb", "[trial] memory_mb"),
-    "host": ("trial_memory_mb", "[trial] memory_mb"),
-    "metric": ("worker_memory_mb", "[metric] memory_mb"),
-    "convert": ("convert_memory_mb", "[checkpoint] convert_memory_mb"),
-    "stage": ("stage_memory_mb", ""),
+# purpose -> the setting that decides its memory; "": none does
+_SETTINGS: Mapping[Purpose, str] = {
+    "build": "[trial] memory_mb",
+    "trial": "[trial] memory_mb",
+    "host": "[trial] memory_mb",
+    "metric": "[metric] memory_mb",
+    "convert": "[checkpoint] convert_memory_mb",
+    "stage": "",
 }
 
 
 def why(state: State, purpose: Purpose, who: str) -> str:
     """What happened, and the setting that would do, for a job for which no more is asked."""
-    _, setting = _SETTINGS[purpose]
+    setting = _SETTINGS[purpose]
     has, more = _now(state, purpose), _more(state, purpose)
     said = f"the kernel ended {who} for lack of memory: it had {has} MB"
     if more <= LEAST_MORE * has:
@@ -52,20 +53,31 @@ def short(state: State, purpose: Purpose, who: str, *, had_mb: int, lanes: int =
     options, size = state.record.options, footprint(state.record)
     if 2 * asked(purpose, options, size, lanes)["memory_mb"] > 3 * had_mb:
         return True  # since another job's end; a site may give a job somewhat more than it asks for
-    option, setting = _SETTINGS[purpose]
+    setting = _SETTINGS[purpose]
     has, more = _now(state, purpose), _more(state, purpose, lanes)
-    raised = options.model_copy(update={option: more})
     if more <= LEAST_MORE * has:
         return False
-    if state.jobs.doublings.get(option, 0) >= MAX_DOUBLINGS:
+    if state.jobs.doublings.get(setting, 0) >= MAX_DOUBLINGS:
         return False
-    state.jobs.doublings[option] = state.jobs.doublings.get(option, 0) + 1
-    state.record = state.record.model_copy(update={"options": raised})
+    state.jobs.doublings[setting] = state.jobs.doublings.get(setting, 0) + 1
+    state.record = state.record.model_copy(update={"options": _raised(options, purpose, more)})
     advice = f": set {setting} = {more} for later evaluations" if setting else ""
     state.warnings.append(
         f"the kernel ended {who} for lack of memory: it had {has} MB, and the next asks for {more} MB{advice}"
     )
     return True
+
+
+def _raised(options: RunOptions, purpose: Purpose, memory_mb: int) -> RunOptions:
+    update: dict[str, object]
+    match purpose:
+        case "metric":
+            update = {"metric": options.metric.model_copy(update={"memory_mb": memory_mb})}
+        case "stage" | "convert":
+            update = {f"{purpose}_memory_mb": memory_mb}
+        case _:
+            update = {"trial": options.trial.model_copy(update={"memory_mb": memory_mb})}
+    return options.model_copy(update=update)
 
 
 def _now(state: State, purpose: Purpose) -> int:
@@ -86,6 +98,6 @@ def _more(state: State, purpose: Purpose, lanes: int = 1) -> int:
         return twice
     options = state.record.options
     weights = 0 if purpose == "stage" else precursor_memory_mb(state.record)
-    if purpose == "trial" and not options.stage:
+    if purpose == "trial" and not options.stage.enabled:
         weights = 0
     return min(twice, (largest - weights) // lanes - (options.engine_memory_mb if weights else 0))

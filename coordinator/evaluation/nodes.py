@@ -43,7 +43,7 @@ IN_USE = ("offered", "staging", "ready")
 
 def offered(state: State, event: NodesOffered) -> list[Action]:
     for offer in event.offers:
-        lanes = offer.gpus // state.record.options.gpus_per_trial
+        lanes = offer.gpus // state.record.options.trial.gpus_per_trial
         node = state.nodes.by_name.get(offer.node)
         if node is None and lanes > 0:
             node = state.nodes.by_name[offer.node] = _taken(state, offer, lanes)
@@ -305,7 +305,7 @@ def nodes_due(state: State, site: Site, now: float) -> Due:
     places: list[NodeUse | Prefetch] = [*ahead, *renewals.renewals_due(state, now)]
     for place in places:
         yield precursor_job(state, site, place, now)
-    dealt = not state.plans_later and state.index.lanes_in_use and not state.record.options.steal
+    dealt = not state.plans_later and state.index.lanes_in_use and not state.record.options.plan.steals
     own: set[str] | None = None
     for node in list(state.index.nodes.get("offered", {}).values()):
         if not _wanted(state, node, now):
@@ -331,7 +331,7 @@ def reads_storage(state: State, event: StorageChosen) -> list[Action]:
 def content_to_come(state: State) -> bool:
     """Will a precursor say what the checkpoint holds before the first trial starts?"""
     options, used = state.record.options, state.nodes.by_name.values()
-    stages = options.stage and not options.host_trials and state.nodes.content is None
+    stages = options.stage.enabled and not options.stage.hosts and state.nodes.content is None
     return stages and not any(node.status == "ready" or node.hosted for node in used)
 
 
@@ -351,12 +351,12 @@ def _wanted(state: State, node: NodeUse, now: float) -> bool:
 
 
 def _reads_storage(state: State, node: NodeUse) -> bool:
-    stages = state.record.options.stage and node.attempts < MAX_PRECURSORS
+    stages = state.record.options.stage.enabled and node.attempts < MAX_PRECURSORS
     return not _hosts(state, node) and not stages
 
 
 def _hosts(state: State, node: NodeUse) -> bool:
-    return state.record.options.host_trials or node.hosted
+    return state.record.options.stage.hosts or node.hosted
 
 
 def _host_waits(state: State, node: NodeUse) -> bool:

@@ -13,13 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
+from coordinator.config.schema import MetricConfig, PlanConfig, StageConfig, TrialConfig
 from evaljobs.contract.names import ADAPTERS, Cut
 from evaljobs.contract.paths import slug
 from evaljobs.contract.specs import (
     CheckpointSpec,
-    JudgeOptions,
+    JudgeConfig,
     Mode,
     ModelOptions,
     Record,
@@ -27,44 +28,32 @@ from evaljobs.contract.specs import (
     SuiteSpec,
 )
 
-JOURNAL_FORMAT: Literal[7] = 7
+JOURNAL_FORMAT: Literal[8] = 8
 """Raised with each change of `events`: a journal of another number is not gone on with (`runtime.journal`)."""
 
 
 class RunOptions(Record):
-    """How an evaluation is run. Nothing in here changes a score; options of earlier versions are passed over."""
+    """How an evaluation is run: sections of the settings at its acceptance, and what the site adds. Nothing here changes a score."""
 
-    model_config = ConfigDict(extra="ignore")
-
-    gpus_per_trial: int = 1
+    trial: TrialConfig = TrialConfig()  # without `env`, whose values stand in no record
+    metric: MetricConfig = MetricConfig()
+    stage: StageConfig = StageConfig()
+    plan: PlanConfig = PlanConfig()
     gpu_memory_gb: Mapping[str, float] = Field(
         default_factory=dict
     )  # (part of) a GPU type -> GB, where its name does not say it
-    trial_cpus: int = 1
-    trial_memory_mb: int | None = None  # None: by the checkpoint (`footprint`)
-    trial_time_limit_seconds: int = 4 * 3600
     max_trials: int | None = None  # at most this many GPUs' worth of trials at once
     max_nodes: int | None = None
     shards_per_task: int | None = None  # None: the planning policy decides
-    plan_policy: Literal["evalspan", "round-robin"] = "evalspan"
-    steal: bool = True  # False: a lane runs only the shards that were planned or dealt to it
     build_jobs: int = 2
     early_trials: bool = False  # trials load while few documents are built: their slots are no GPUs
-    engine_memory_mb: int = 0  # of a trial's engine, beside trial_memory_mb
+    engine_memory_mb: int = 0  # of a trial's engine, beside its memory_mb
     convert_memory_mb: int | None = None  # None: twice the checkpoint's bytes and 4 GB
     workers: int = 2  # at most
-    worker_cpus: int = 1
-    worker_memory_mb: int = 4096
     execute_documents: int = 50  # documents of one `execute` job
-    stage: bool = True  # False: trials read storage themselves
     stage_memory_mb: int = 0  # least of a precursor; it asks for more where its checkpoint is larger
-    # one long job a node stages and hosts the trials (private /dev/shm, exclusive nodes)
-    host_trials: bool = False
     array_size: int | None = None  # most members of a job array that the site takes; 1: no arrays
-    host_why: str = ""  # what of the site asks for that; empty where the settings did
-    allow_unsafe: bool = False
-    bootstrap_iters: int = 100_000
-    item_seconds: float = 60.0
+    host_why: str = ""  # what of the site asks for hosted trials; empty where the settings did
 
 
 class Inputs(Record):
@@ -116,7 +105,7 @@ class EvaluationRecord(Record):
     options: RunOptions
     inputs: Inputs | None = None  # None: accepted by a version that did not look at them
     convert: str | None = None  # command that makes a Hugging Face folder of the checkpoint first
-    judge: JudgeOptions | None = None  # where the suite has tasks that a judge scores
+    judge: JudgeConfig | None = None  # where the suite has tasks that a judge scores
     priority: int = 0
     submitted_by: str = Field(default="", exclude=True)  # of records of earlier versions; it decides nothing
     accepted_at: float  # unix seconds
@@ -145,7 +134,7 @@ def evaluation_id(
     checkpoint: CheckpointSpec,
     suite: SuiteSpec,
     model: ModelOptions,
-    judge: JudgeOptions | None = None,
+    judge: JudgeConfig | None = None,
     inputs: Inputs | None = None,
 ) -> str:
     """Deterministic id: readable names and a digest of all that decides a score."""

@@ -103,7 +103,7 @@ def failed(state: State, outcome: Failed, at: float) -> Due:
     if had_mb is not None and memory.short(state, "metric", outcome.name, had_mb=had_mb):
         # workers that have less end; what they run is run again by their successors
         few = [
-            i for i in state.live_jobs("metric") if i.job.memory_mb < state.record.options.worker_memory_mb
+            i for i in state.live_jobs("metric") if i.job.memory_mb < state.record.options.metric.memory_mb
         ]
         found += jobs.end(state, few, at)
     if metric.kind == "execute":

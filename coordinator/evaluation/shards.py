@@ -221,7 +221,7 @@ def equal_leaf(
 
 def deal_due(state: State, now: float) -> Due:
     """Without stealing, the shards of lost lanes go round-robin, by rank, to the lanes of the nodes in use."""
-    if state.record.options.steal or not state.shards.todo:
+    if state.record.options.plan.steals or not state.shards.todo:
         return
     if len(state.trials.live) >= state.index.lanes_in_use:
         return

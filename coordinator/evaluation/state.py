@@ -276,7 +276,7 @@ class Jobs:
         default_factory=set
     )  # nodes that could not launch a job: the next avoid them
     attempts: dict[tuple[str, str], int] = field(default_factory=dict)  # (kind, detail) -> jobs so named
-    doublings: dict[str, int] = field(default_factory=dict)  # option for memory -> times it was doubled
+    doublings: dict[str, int] = field(default_factory=dict)  # setting of memory -> times it was doubled
 
 
 @dataclass(slots=True, kw_only=True)
@@ -445,7 +445,7 @@ class State:
     def cpu_slots(self) -> int:
         """Cores of the metric workers that the plans are worth (the most, where nothing was predicted)."""
         options = self.record.options
-        return max(1, (self.plan.workers or options.workers) * options.worker_cpus)
+        return max(1, (self.plan.workers or options.workers) * options.metric.cpus)
 
     @property
     def unscored_items(self) -> int:

@@ -45,14 +45,14 @@ def trial_limit_seconds(state: State, lanes: Sequence[str], more: int = 0) -> in
     settings' limit, which stands where nothing was predicted (a trial that probes for the batch size). `more`: as of
     `_work_limit_seconds`.
     """
-    most = state.record.options.trial_time_limit_seconds
+    most = state.record.options.trial.time_limit_seconds
     attempt = max(state.index.lane_trials.get(lane, 0) for lane in lanes)
     return min(most, (_work_limit_seconds(state, more) or most) << min(attempt, 20))
 
 
 def host_limit_seconds(state: State, lanes: Sequence[str]) -> int:
     """The same for a job that stages and then hosts the trials of these lanes, none of which is in use yet."""
-    most = state.record.options.trial_time_limit_seconds
+    most = state.record.options.trial.time_limit_seconds
     return min(most, trial_limit_seconds(state, lanes, len(lanes)) + _staging_seconds(state))
 
 

@@ -117,7 +117,7 @@ def trials_due(state: State, site: Site, now: float) -> Due:
         wanted = state.index.lanes_in_use  # they load meanwhile, and wait for the queue
     need = wanted - len(state.trials.live) + len(state.index.leaving)
     own = None
-    if not probing and not state.record.options.steal:
+    if not probing and not state.record.options.plan.steals:
         own = state.lanes_to_do() if len(state.trials.live) < state.index.lanes_in_use else set()
         need = len(own)
     if need < 0 and state.index.cancellable:

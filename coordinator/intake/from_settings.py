@@ -94,11 +94,8 @@ def site_of(config: Config) -> Site:
         worker_command=_after_prologue(config, sys.executable),
         trial_env=env,
         worker_env=worker_env,
-        stage_roots=config.stage.roots,
+        stage=config.stage,
         redis_patience_seconds=config.trial.redis_patience_seconds,
-        lease_seconds=config.stage.lease_seconds,
-        readers=config.stage.readers,
-        prefetch=config.stage.prefetch,
         foreign=_is_foreign(config),
         command="\n".join(filter(None, (config.trial.prologue, config.trial.container, config.trial.python))),
     )
@@ -207,26 +204,17 @@ def _check_spread(config: Config) -> None:
 def run_options(config: Config) -> RunOptions:
     local = config.cluster.kind == "local"
     return RunOptions(
-        gpus_per_trial=config.trial.gpus_per_trial,
+        trial=config.trial.model_copy(update={"env": {}}),
+        metric=config.metric,
+        stage=config.stage,
+        plan=config.plan,
         gpu_memory_gb=config.nodes.gpu_memory_gb,
-        trial_cpus=config.trial.cpus,
-        trial_memory_mb=config.trial.memory_mb,
-        trial_time_limit_seconds=config.trial.time_limit_seconds,
         engine_memory_mb=_engine_memory_mb(config),
         max_nodes=config.borrow.max_nodes,
         convert_memory_mb=config.checkpoint.convert_memory_mb,
         early_trials=local and not gpu_names(),
         build_jobs=min(LOCAL_CPU_SLOTS, os.cpu_count() or 1) if local else 4,
         workers=1 if local else config.metric.workers or FEW_WORKERS,
-        worker_cpus=config.metric.cpus,
-        worker_memory_mb=config.metric.memory_mb,
-        plan_policy=config.plan.policy,
-        steal=config.plan.steals,
-        stage=config.stage.enabled,
-        host_trials=config.stage.host_trials is True,
-        allow_unsafe=config.metric.allow_unsafe,
-        bootstrap_iters=config.metric.bootstrap_iters,
-        item_seconds=config.metric.item_seconds,
     )
 
 

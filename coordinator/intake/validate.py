@@ -20,7 +20,7 @@ from coordinator.cluster.node_choice import none_left
 from coordinator.cluster.sbatch_text import ROLES
 from coordinator.cluster.slurm_limits import ends, setting_of
 from coordinator.cluster.slurm_rules import precursor_refusal, refusal_of
-from coordinator.config.schema import Config, JudgeConfig
+from coordinator.config.schema import Config
 from coordinator.errors import OperatorError, RetryError
 from coordinator.evaluation.footprint import NO_CHECKPOINT, Footprint, footprint, gpu_need
 from coordinator.evaluation.job_specs import Site, asked
@@ -28,7 +28,7 @@ from coordinator.evaluation.records import EvaluationRecord, RunOptions
 from coordinator.intake.checkpoint import inspect, inspect_raw, is_hugging_face, read_json
 from coordinator.intake.present import evaljobs_says
 from evaljobs.contract.engine_traits import growing_rope
-from evaljobs.contract.specs import CheckpointSpec, JudgeOptions, SuiteSpec
+from evaljobs.contract.specs import CheckpointSpec, JudgeConfig, SuiteSpec
 from evaljobs.errors import JobError
 from evaljobs.lmeval.task_yaml import unreadable
 
@@ -53,7 +53,7 @@ def check_rope(folder: Path) -> None:
         )
 
 
-def judge_for(config: Config, suite: SuiteSpec) -> JudgeOptions | None:
+def judge_for(config: Config, suite: SuiteSpec) -> JudgeConfig | None:
     """The suite's judge, or None; OperatorError where it needs one and the settings have none."""
     judged = [task.name for task in suite.tasks if task.judge]
     if not judged:
@@ -67,13 +67,13 @@ def judge_for(config: Config, suite: SuiteSpec) -> JudgeOptions | None:
     return found
 
 
-def judge_options(config: Config) -> JudgeOptions | None:
+def judge_options(config: Config) -> JudgeConfig | None:
     """The judge of the settings, None without one. OperatorError where the settings are incomplete.
 
     The key is only checked here: jobs read it themselves.
     """
     section = config.judge
-    if section.url is None:
+    if not section.url:
         return None
     try:
         parts = urllib.parse.urlsplit(section.url)
@@ -85,7 +85,7 @@ def judge_options(config: Config) -> JudgeOptions | None:
         )
     if parts.username is not None or parts.password is not None:
         raise OperatorError("[judge] url holds a password: name the key by api_key_env or api_key_file")
-    if section.model is None:
+    if not section.model:
         raise OperatorError("[judge] has a url and no model: say which model judges")
     if section.api_key_env is not None and section.api_key_file is not None:
         raise OperatorError("[judge] has api_key_env and api_key_file: keep one of them")
@@ -95,8 +95,7 @@ def judge_options(config: Config) -> JudgeOptions | None:
         raise OperatorError(
             "[judge] max_cost needs price_per_million_prompt_tokens and price_per_million_completion_tokens"
         )
-    known = section.model_dump(exclude_none=True, exclude={"allow_http"}) | {"url": section.url.rstrip("/")}
-    options = JudgeOptions.model_validate(known)
+    options = section.model_copy(update={"url": section.url.rstrip("/")})
     from evaljobs.judges.asking import read_key  # noqa: PLC0415 (asyncio: not for each command)
 
     try:
@@ -204,7 +203,7 @@ def check_cluster(cluster: Cluster, record: EvaluationRecord) -> str:
     size = NO_CHECKPOINT if record.convert else footprint(record)  # the size after a conversion is unknown
     try:
         need, listed = gpu_need(record), cluster.nodes()
-        nodes = _with_gpus(listed, options.gpus_per_trial)
+        nodes = _with_gpus(listed, options.trial.gpus_per_trial)
         if why := need.refusal(listed):
             raise OperatorError(why)
         nodes = [n for n in nodes if need.holds(n)]
@@ -213,7 +212,7 @@ def check_cluster(cluster: Cluster, record: EvaluationRecord) -> str:
         jobs = probes(options, size, best_effort=all(n.best_effort for n in nodes))
         if record.convert:
             jobs["convert"] = _probe("convert", options, Footprint(files=record.checkpoint.bytes))
-        if record.options.host_trials or not record.options.stage:
+        if record.options.stage.hosts or not record.options.stage.enabled:
             del jobs["stage"]
         for kind, refusal in refusals(cluster, jobs, nodes):
             if ends(refusal) == "node" and not any(n.usable for n in nodes):
@@ -280,7 +279,7 @@ def _check_memory(nodes: Sequence[NodeState], options: RunOptions, size: Footpri
     if not all(n.counts_memory for n in nodes):
         return
     wanted = asked("trial", options, size)["memory_mb"]
-    if options.stage or options.host_trials:
+    if options.stage.enabled or options.stage.hosts:
         wanted = asked("host", options, size)["memory_mb"]
     most = max(n.memory_mb for n in nodes)
     if most < wanted:
@@ -294,7 +293,7 @@ def probes(
     options: RunOptions, size: Footprint = NO_CHECKPOINT, *, best_effort: bool = False
 ) -> dict[Purpose, Job]:
     """A sample job of each kind that an evaluation submits, for `cluster.check`; a host has one trial."""
-    kinds: list[Purpose] = ["build", "stage", "host" if options.host_trials else "trial", "metric"]
+    kinds: list[Purpose] = ["build", "stage", "host" if options.stage.hosts else "trial", "metric"]
     return {kind: _probe(kind, options, size, best_effort=best_effort) for kind in kinds}
 
 

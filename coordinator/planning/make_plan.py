@@ -183,14 +183,14 @@ def make_plan(
         [Lane(name=lane, node=node) for lane, node in wanted.lanes],
         load_seconds=load.seconds,
         shard_overhead_seconds=SHARD_OVERHEAD_SECONDS,
-        cpu_slots=options.workers * options.worker_cpus,
+        cpu_slots=options.workers * options.metric.cpus,
         shards_per_task=options.shards_per_task,
     )
-    made = PLANNERS[options.plan_policy](problem)
+    made = PLANNERS[options.plan.policy](problem)
     slow = [replace(work, metric_seconds=late[work.name]) for work in asked]
 
     def end(workers: int, sets: Sequence[WorkSet]) -> float:
-        return end_of(made, replace(problem, sets=sets, cpu_slots=workers * options.worker_cpus))
+        return end_of(made, replace(problem, sets=sets, cpu_slots=workers * options.metric.cpus))
 
     workers = fewest_workers(lambda number: end(number, slow), options.workers, sum(late.values()))
     shards: dict[str, list[PlannedShard]] = defaultdict(list)

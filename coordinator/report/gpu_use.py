@@ -89,7 +89,7 @@ def died(
         yield GpuUse(
             trial=trial.name,
             node=LaneId.parse(trial.lane).node,
-            gpus=state.record.options.gpus_per_trial,
+            gpus=state.record.options.trial.gpus_per_trial,
             device="",
             started_at=started[member],
             held=held,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from evaljobs.contract.specs import JudgeOptions, Record
+from evaljobs.contract.specs import JudgeConfig, Record
 from evaljobs.judges.judgement import Judgement
 
 MILLION = 1e6
@@ -37,7 +37,7 @@ class JudgeUse(Record):
 
 
 def judge_use(
-    options: JudgeOptions, judgements: Iterable[Judgement], task_of: Mapping[str, str], evaluation: str
+    options: JudgeConfig, judgements: Iterable[Judgement], task_of: Mapping[str, str], evaluation: str
 ) -> JudgeUse:
     """`task_of`: metric job -> task. Judgements of a job that it lacks count as "other"."""
     by_task: defaultdict[str, list[Judgement]] = defaultdict(list)

@@ -183,7 +183,7 @@ class _Gathered:
             case Accepted():
                 self.accepted_at = event.at
                 self.entries = [t.name for t in event.record.suite.tasks]
-                self.cpus = event.record.options.worker_cpus
+                self.cpus = event.record.options.metric.cpus
             case JobSubmitted():
                 self.submitted.setdefault(event.job, event.at)
             case JobStarted():
@@ -395,7 +395,7 @@ def make_report(
         predicted_makespan_seconds=_predicted(state, accepted, pauses),
         lower_bound_seconds=bound,
         ratio=(makespan - waited) / bound if bound else None,
-        plan_policy=record.options.plan_policy,
+        plan_policy=record.options.plan.policy,
         stages=_stages(state, gathered, shards, pauses, over),
         gpu_seconds=held,
         gpu_busy_fraction=busy / held if held else None,

@@ -282,7 +282,7 @@ class Performer:
             match action:
                 case FillQueue():
                     lanes = {lane: [_queued(s) for s in shards] for lane, shards in action.lanes.items()}
-                    queue.fill(lanes, state.queue_epoch, steal=state.record.options.steal)
+                    queue.fill(lanes, state.queue_epoch, steal=state.record.options.plan.steals)
                 case QueueShards():
                     queue.add(action.lane, [_queued(s) for s in action.shards])
                 case WithdrawShards():

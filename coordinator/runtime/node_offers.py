@@ -192,7 +192,7 @@ class NodeOffers:
         """Prefetch the next checkpoint's weights to nodes whose GPUs are busy."""
         candidates = demand.waiting(self._evaluations.states(), demands)
         held = demand.held(self._evaluations.states())
-        share = self._evaluations.performer.site.prefetch
+        share = self._evaluations.performer.site.stage.prefetch
         certain = [n for n in self.nodes if not n.best_effort]  # not where the prefetch may be preempted
         for evaluation_id, names in prefetch.choose(
             certain, candidates, held, self.limits, share=share, cordoned=self._cordoned(now)

@@ -322,7 +322,12 @@ def _score(
     )
     settings = [
         (
-            *(r.judge, r.options.bootstrap_iters, r.options.item_seconds, r.options.allow_unsafe),
+            *(
+                r.judge,
+                r.options.metric.bootstrap_iters,
+                r.options.metric.item_seconds,
+                r.options.metric.allow_unsafe,
+            ),
             r.inputs and (r.inputs.env, r.inputs.command),  # a scorer may read a variable
         )
         for r in (before, now)

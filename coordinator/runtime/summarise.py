@@ -91,7 +91,7 @@ def summary_of(
         shards_done=done_shards(state),
         shards_quarantined=sum(shard.quarantined for shard in shards.values()),
         trials=len(state.trials.live),
-        gpus=len(state.index.running) * state.record.options.gpus_per_trial,
+        gpus=len(state.index.running) * state.record.options.trial.gpus_per_trial,
         **_lanes(state, snapshot),
         nodes=tuple(_nodes(state)),
         nodes_by_status=Counter(n.status for n in nodes),
@@ -197,7 +197,7 @@ def _nodes(state: State) -> Iterator[Node]:
         yield Node(
             name=node.name,
             status=node.status,
-            gpus=node.lanes * state.record.options.gpus_per_trial if node.status in IN_USE else 0,
+            gpus=node.lanes * state.record.options.trial.gpus_per_trial if node.status in IN_USE else 0,
             trials=len(state.live_lanes(node.name)),
             why=node.why,
             until=node.back_off_until,

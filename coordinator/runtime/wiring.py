@@ -69,16 +69,17 @@ def at_site(record: EvaluationRecord, site: Hosting, config: Config) -> Evaluati
     wants = Wants(
         precursor_mb=precursor_memory_mb(record),
         trial_mb=trial_memory_mb(record),
-        trial_cpus=options.trial_cpus,
-        trial_gpus=options.gpus_per_trial,
+        trial_cpus=options.trial.cpus,
+        trial_gpus=options.trial.gpus_per_trial,
     )
     changes: dict[str, object] = {}
     reason = site.reason_for(wants)
     if reason:
-        changes |= {"host_trials": True, "host_why": reason}
+        hosts = options.stage.model_copy(update={"host_trials": True})
+        changes |= {"stage": hosts, "host_why": reason}
     if site.array_size is not None:
         changes["array_size"] = site.array_size
-    fitting = site.workers_that_fit(wants, options.worker_cpus, options.worker_memory_mb)
+    fitting = site.workers_that_fit(wants, options.metric.cpus, options.metric.memory_mb)
     if fitting is not None:
         changes["workers"] = min(config.metric.workers or MOST_WORKERS, fitting)
     return record.model_copy(update={"options": options.model_copy(update=changes)})

@@ -6,6 +6,7 @@ alone. Each record is frozen and refuses unknown fields. A job reads one spec an
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -136,31 +137,43 @@ class ModelOptions(Record):
     threads: int | None = None  # CPU threads of one trial; None leaves torch's default
 
 
-class JudgeOptions(Record):
-    """The model that judges answers, its OpenAI-compatible endpoint, and limits on requests.
+class JudgeConfig(Record):
+    """The judge model, behind an OpenAI-compatible endpoint. One job at a time asks it."""
 
-    No record holds the key: it is read from an environment variable or a file of mode 0600.
-    """
-
-    url: str  # without "/chat/completions"
-    model: str
-    api_key_env: str | None = None
-    api_key_file: str | None = None
-    temperature: float = 0.0
-    max_tokens: int = 2048  # of one answer
-    concurrency: int = 8  # most requests in flight
-    requests_per_minute: int | None = None  # most requests started in any 60 s
-    max_cost: float | None = None  # of one evaluation, in the currency of the prices; None: no cap
-    price_per_million_prompt_tokens: float = 0.0
-    price_per_million_completion_tokens: float = 0.0
-    timeout_seconds: float = 120.0  # until a request has its whole answer
-    retries: int = 5  # after the first try
+    url: str = Field("", examples=["https://api.openai.com/v1"])
+    """an OpenAI-compatible endpoint, needed by suites with judge tasks"""
+    model: str = Field("", examples=["gpt-4.1"])
+    """the model's name at the endpoint"""
+    api_key_env: str | None = Field(None, examples=["OPENAI_API_KEY"])
+    """the variable that holds the key"""
+    api_key_file: Path | None = Field(None, examples=["judge.key"])
+    """in place of api_key_env a file of mode 0600 with the key"""
+    allow_http: bool = False
+    """true: a key may go to another host by http://, for a network that you trust"""
+    temperature: float = Field(0.0, ge=0, le=2)
+    """sampling temperature of the judge"""
+    max_tokens: int = Field(2048, ge=1)
+    """most tokens of an answer"""
+    concurrency: int = Field(8, ge=1, le=1024)
+    """most requests at once, of all evaluations of a work folder together"""
+    requests_per_minute: int | None = Field(None, ge=1, examples=[60])
+    """most requests within 60 s, of all evaluations of a work folder together; default: no bound"""
+    max_cost: float | None = Field(None, gt=0, examples=[5.0])
+    """most cost of an evaluation, in the currency of the prices; default: no bound"""
+    price_per_million_prompt_tokens: float | None = Field(None, ge=0, examples=[2.0])
+    """price in any currency; default: not counted"""
+    price_per_million_completion_tokens: float | None = Field(None, ge=0, examples=[8.0])
+    """price in any currency; default: not counted"""
+    timeout_seconds: float = Field(120.0, gt=0)
+    """most seconds until a request has its whole answer"""
+    retries: int = Field(5, ge=0)
+    """further tries of a request that failed"""
 
 
 class JudgeJob(Record):
     """What a metric job needs to ask the judge."""
 
-    options: JudgeOptions
+    options: JudgeConfig
     cache_dir: str  # answers by content, shared by the evaluations of a work folder
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.contract.specs import JudgeJob, JudgeOptions
+from evaljobs.contract.specs import JudgeConfig, JudgeJob
 from evaljobs.contract.storage import locked, read_secret
 from evaljobs.errors import OperatorError
 from evaljobs.judges import kept
@@ -35,7 +35,7 @@ MAX_TOKENS: Final = 10**7  # most tokens of one request that an endpoint can mea
 _QUOTED: Final = 300  # most characters of a refusal that a message quotes
 
 
-def read_key(judge: JudgeOptions) -> str | None:
+def read_key(judge: JudgeConfig) -> str | None:
     """The key from its variable or file; None where no setting names one.
 
     Raises OperatorError where it is missing, or where other users can read the file.
@@ -45,7 +45,7 @@ def read_key(judge: JudgeOptions) -> str | None:
         if not key:
             raise OperatorError(f"[judge] api_key_env: ${judge.api_key_env} is not set here")
     elif judge.api_key_file is not None:
-        key = read_secret("[judge] api_key_file", Path(judge.api_key_file))
+        key = read_secret("[judge] api_key_file", judge.api_key_file)
     else:
         return None
     if not key or not key.isascii() or not key.isprintable() or " " in key:

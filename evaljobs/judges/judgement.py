@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from evaljobs.contract.specs import SCHEMA_VERSION, JudgeOptions, Record
+from evaljobs.contract.specs import SCHEMA_VERSION, JudgeConfig, Record
 
 Form = Literal["rating", "winner"]
 
@@ -69,7 +69,7 @@ class Judgement(Record):
     answered_at: float = 0.0  # unix seconds
 
 
-def ask_key(ask: Ask, judge: JudgeOptions) -> str:
+def ask_key(ask: Ask, judge: JudgeConfig) -> str:
     """64 hex digits over all that decides an answer: judge, settings, messages, form."""
     what = [
         "evalspan-ask-1",
@@ -106,15 +106,15 @@ def _end(answer: str) -> str:
     return repr(text[-80:]) if text else "its answer is empty"
 
 
-def cost(judge: JudgeOptions, prompt_tokens: int, completion_tokens: int) -> int:
+def cost(judge: JudgeConfig, prompt_tokens: int, completion_tokens: int) -> int:
     """Millionths of the prices' currency: prices are per million tokens."""
     return math.ceil(
-        prompt_tokens * judge.price_per_million_prompt_tokens
-        + completion_tokens * judge.price_per_million_completion_tokens
+        prompt_tokens * (judge.price_per_million_prompt_tokens or 0.0)
+        + completion_tokens * (judge.price_per_million_completion_tokens or 0.0)
     )
 
 
-def cost_at_most(judge: JudgeOptions, ask: Ask) -> int:
+def cost_at_most(judge: JudgeConfig, ask: Ask) -> int:
     """Largest cost of one request: a token per byte (64 more for a template), longest answer."""
     letters = len(ask.system.encode(errors="replace")) + len(ask.user.encode(errors="replace"))
     return cost(judge, letters + 64, judge.max_tokens)

@@ -313,7 +313,7 @@ class Fitted(Limited):
 
     def arrives(self):
         tenant = super().arrives()
-        self.limits = replace(self.limits, max_gpus=tenant.state.record.options.gpus_per_trial)
+        self.limits = replace(self.limits, max_gpus=tenant.state.record.options.trial.gpus_per_trial)
         return tenant
 
     def change(self):

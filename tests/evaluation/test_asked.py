@@ -11,6 +11,7 @@ from support.simulated.parts import SITE, Faults, ended, limited, record
 from support.simulated.world import World
 
 from coordinator.allocation.allocate import Demand, Limits, allocate
+from coordinator.cluster.daemon_job import slurm_time
 from coordinator.evaluation import events as ev
 from coordinator.evaluation import nodes
 from coordinator.evaluation import step as machine
@@ -39,9 +40,9 @@ def node(name, gpu_type, gpus=8):
     return replace(fake_node(name, gpus=gpus), gpu_type=gpu_type)
 
 
-def of(sizes, *, largest=0, gpus=1, options=None, **model):
+def of(sizes, *, largest=0, gpus=1, trial=None, **model):
     """An evaluation of a checkpoint with these weights."""
-    made = record(1, gpus_per_trial=gpus, **(options or {}))
+    made = record(1, trial={"gpus_per_trial": gpus, **(trial or {})})
     file = CheckpointFile(name="model.safetensors", size=sum(sizes.values()), mtime_ns=1)
     weights = Weights(sizes=sizes, largest=largest, dtype="bfloat16")
     checkpoint = made.checkpoint.model_copy(update={"files": (file,), "weights": weights})
@@ -133,7 +134,7 @@ def test_memory_that_jobs_ask_for_follows_the_weights_and_a_setting_stands(store
             {"BF16": stored},
             largest=min(largest, stored),
             device=device,
-            options={"trial_memory_mb": setting},
+            trial={"memory_mb": setting},
             **args,
         )
         for setting in (None, 123)
@@ -178,7 +179,7 @@ def test_trials_ask_for_their_engines_memory_and_other_jobs_do_not():
 
 def limit_of(work, load, lanes, most, attempt=0):
     """Seconds that a trial asks for."""
-    state, _ = machine.start(ev.Accepted(at=0.0, record=record(trial_time_limit_seconds=most)))
+    state, _ = machine.start(ev.Accepted(at=0.0, record=record(trial={"time_limit": slurm_time(most)})))
     state.plan.work_seconds_95, state.plan.load_seconds_95 = work, load
     state.nodes.by_name = {"n1": NodeUse(name="n1", lanes=lanes, status="ready")}
     names = [f"t{number}" for number in range(attempt)]
@@ -202,7 +203,7 @@ def test_a_limit_covers_load_and_an_even_share_and_stays_below_the_settings(work
 def test_workers_and_precursors_ask_for_the_time_of_trials_and_metrics():
     """Workers for less than the settings' limit; twice as long after some that had no metric job done. A precursor for an hour
     before the plan, then for what a lane's share is predicted to take; the staging comes to it."""
-    world = World(1, rec=record(entries=4, trial_time_limit_seconds=DAY))
+    world = World(1, rec=record(entries=4, trial={"time_limit": slurm_time(DAY)}))
     (early, *_) = world.until(lambda w: w.state.live_jobs("stage")).state.live_jobs("stage")
     assert UNPLANNED_SECONDS < early.job.time_limit_seconds < UNPLANNED_SECONDS + 600
     trial = (

@@ -149,7 +149,7 @@ def limits_grow(world):
         for lane in job.spec.lanes:
             asked.setdefault(lane.lane, []).append(job.job.time_limit_seconds)
     assert all(limits == sorted(limits) for limits in asked.values())
-    assert max(map(max, asked.values())) <= world.record.options.trial_time_limit_seconds
+    assert max(map(max, asked.values())) <= world.record.options.trial.time_limit_seconds
 
 
 def asked_for_more(world):
@@ -303,7 +303,7 @@ ROWS = {
         {"kill": 0.02, "restart": 0.05}, odd={"names": LONG}, nodes=(3, 3), examples=5,
         holds=lambda w: {j.job.node for j in w.of("stage")} == set(w.node_names),
     ),
-    "lanes keep their shards": Row(record={"steal": False}, nodes=(3, 3), check=in_planned_lanes),
+    "lanes keep their shards": Row(record={"plan": {"steal": False}}, nodes=(3, 3), check=in_planned_lanes),
     "weights are staged ahead of GPUs": Row(odd={"ahead": True}, nodes=(4, 4), check=no_gpu_before_its_offer),
     "the same, and jobs die": Row(
         {"stage_fails": 0.3, "kill": 0.03, "submit_timeout": 0.1, "restart": 0.02}, odd={"ahead": True}, ends="failed",
@@ -356,7 +356,7 @@ ROWS = {
     ),
     "the same without stealing": Row(
         {"kill": 0.03, "restart": 0.05, "wipe_queue": 0.03, "build_fails": 0.2, "slow_outcome": 0.2, "listing": 0.1},
-        {"limits": [8, 8], "early_trials": True, "steal": False}, nodes=(2, 2), ends="failed",
+        {"limits": [8, 8], "early_trials": True, "plan": {"steal": False}}, nodes=(2, 2), ends="failed",
     ),
     "CPU nodes cannot launch builds": Row(
         odd={"unlaunchable": frozenset(C_NODES[:4])}, warns="could not launch",
@@ -398,13 +398,13 @@ ROWS = {
         {"restart": 0.01}, {}, {"running": 1, "reason": ONE_JOB}, nodes=(1, 1), warns=ONE_JOB,
         holds=lambda w: any(n.hosted for n in uses(w)), examples=8
     ),
-    "hosts": Row(record={"host_trials": True}, nodes=(1, 3),
+    "hosts": Row(record={"stage": {"host_trials": True}}, nodes=(1, 3),
         holds=lambda w: {j.job.purpose for j in w.jobs.values()} == {"build", "host", "metric"} and set(w.frames.values()) == {1}),
-    "hosts die": Row({**STORM, "stage_fails": 0.05, "submit_waits": 0, "lose_metric": 0}, {"host_trials": True},
+    "hosts die": Row({**STORM, "stage_fails": 0.05, "submit_waits": 0, "lose_metric": 0}, {"stage": {"host_trials": True}},
         nodes=(1, 3), ends="said", examples=27),
-    "hosts never stage": Row({"stage_fails": 1.0}, {"host_trials": True}, ends="failed", fails=("t0", "t1", "t2")),
+    "hosts never stage": Row({"stage_fails": 1.0}, {"stage": {"host_trials": True}}, ends="failed", fails=("t0", "t1", "t2")),
     "a limit holds hosts with one lane": Row(
-        {"restart": 0.01}, {"host_trials": True}, {"host_gpus": 1, "reason": "QOSGrpCpuLimit"}, nodes=(2, 2),
+        {"restart": 0.01}, {"stage": {"host_trials": True}}, {"host_gpus": 1, "reason": "QOSGrpCpuLimit"}, nodes=(2, 2),
         holds=lambda w: any(j.job.gpus == 2 for j in w.jobs.values()) and any(n.lanes == 1 for n in uses(w)), examples=5,
     ),
     "/dev/shm is private": Row(
@@ -508,7 +508,7 @@ ROWS = {
     ),
     "they do on one node": Row(odd={"unready": frozenset({"n0"})}, record={"entries": 8}, nodes=(2, 4), check=bad_node_alone),
     "nothing is staged": Row(
-        record={"stage": False}, odd={"copied": True},
+        record={"stage": {"enabled": False}}, odd={"copied": True},
         holds=lambda w: searches(w) == [True], examples=3,
     ),
     **{
@@ -544,7 +544,7 @@ ROWS = {
         f"without stealing, {most or 'any number of'} trials": Row(
             {**STORM, "submit_waits": 0, "submit_timeout": 0, "lose_metric": 0, "node_down": 0.02, "drain": 0.01,
              "preempt": 0.02, "straggle": 0.05},
-            {"steal": False, "max_trials": most}, ends="said", examples=17, long=True,
+            {"plan": {"steal": False}, "max_trials": most}, ends="said", examples=17, long=True,
         )
         for most in (None, 1, 3)
     },
@@ -616,7 +616,7 @@ def test_a_cancelled_evaluation_ends_at_once_whatever_goes_wrong(seed, ticks, na
 def test_hosts_stage_while_they_hold_gpus_and_are_not_waited_for():
     """Answers are sought without the content that a host will say."""
     assert nodes.content_to_come(World(1, Faults()).state)
-    assert not nodes.content_to_come(World(1, Faults(), record(host_trials=True)).state)
+    assert not nodes.content_to_come(World(1, Faults(), record(stage={"host_trials": True})).state)
 
 
 def test_without_answers_to_score_again_an_evaluation_ends_and_asks_no_node():

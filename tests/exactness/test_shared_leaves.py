@@ -89,7 +89,7 @@ class Suite(World):
         names = dice.sample(NAMES, dice.randint(2, 5))
         tasks = tuple(TaskEntry(name=name, **dice.choice(SETTINGS)) for name in names)
         suite = {"batch_size": 1, "tasks": tasks, "include_path": (str(lab.tasks),)}
-        asked = record(suite=suite, bootstrap_iters=100)
+        asked = record(suite=suite, metric={"bootstrap_iters": 100})
         checkpoint = asked.checkpoint.model_copy(update={"source": str(lab.model)})
         # every second one finds what the ones before it asked
         name = f"{lab.model.name if number % 2 else 'apart'}-suite-{number:08d}"

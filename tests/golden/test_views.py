@@ -25,7 +25,7 @@ from coordinator import cli
 from coordinator.config.schema import Config
 from coordinator.evaluation import step as machine
 from coordinator.evaluation.events import EVENT, Accepted, Event
-from coordinator.evaluation.records import JOURNAL_FORMAT
+from coordinator.evaluation.records import JOURNAL_FORMAT, RunOptions
 from coordinator.runtime.journal import line_of
 from coordinator.runtime.replay import by_journal
 from coordinator.runtime.summary import Parked, write_summary
@@ -155,6 +155,8 @@ def unpack(name, place):
         newest = max(member.mtime for member in archive if member.isfile())
     work = place / "work"
     work.chmod(0o700)
+    for file in work.glob("*/evaluation.json"):
+        file.write_text(json.dumps(record_of_now(json.loads(file.read_text()))))
     for journal in work.glob("*/journal.jsonl"):
         if not (journal.parent / "results.json").exists():
             kept_at = journal.stat().st_mtime
@@ -187,6 +189,26 @@ def _park(paths, config):
         assert write_summary(paths, found.model_copy(update={"parked": parked}))
 
 
+SECTIONS = {
+    "trial": {"gpus_per_trial": "gpus_per_trial", "trial_cpus": "cpus", "trial_memory_mb": "memory_mb"},
+    "metric": {"worker_cpus": "cpus", "worker_memory_mb": "memory_mb"}
+    | {name: name for name in ("allow_unsafe", "bootstrap_iters", "item_seconds")},
+    "plan": {"plan_policy": "policy", "steal": "steal"},
+    "stage": {"stage": "enabled", "host_trials": "host_trials"},
+}  # section of the settings -> name in a recorded evaluation, name of the setting
+
+
+def record_of_now(record):
+    """An evaluation as it is recorded, with the sections of the settings in its options."""
+    given = record["options"]
+    sections = {
+        section: {new: given[old] for old, new in names.items() if old in given}
+        for section, names in SECTIONS.items()
+    }
+    kept = {key: value for key, value in given.items() if key in RunOptions.model_fields}
+    return record | {"options": kept | sections}
+
+
 def of_now(event):
     """An event as it is recorded, in the journal format of now."""
     if event["kind"] in ("accepted", "restarted"):
@@ -194,6 +216,8 @@ def of_now(event):
     for offer in event.get("offers", ()):
         offer.pop("memory_mb", None)
     event.get("outcome", {}).pop("idle_seconds", None)
+    if "record" in event:
+        event["record"] = record_of_now(event["record"])
     return event | ({"journal_format": JOURNAL_FORMAT} if event["kind"] == "accepted" else {})
 
 

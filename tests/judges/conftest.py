@@ -3,7 +3,7 @@
 import pytest
 from support.endpoint import serving
 
-from evaljobs.contract.specs import JudgeJob, JudgeOptions
+from evaljobs.contract.specs import JudgeConfig, JudgeJob
 
 
 @pytest.fixture
@@ -14,7 +14,7 @@ def endpoint():
 
 @pytest.fixture
 def job(endpoint, tmp_path):
-    options = JudgeOptions(url=endpoint.url, model="judge-1", timeout_seconds=60, retries=2)
+    options = JudgeConfig(url=endpoint.url, model="judge-1", timeout_seconds=60, retries=2)
     return JudgeJob(options=options, cache_dir=str(tmp_path / "cache"))
 
 

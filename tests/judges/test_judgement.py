@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.report.judge_cost import judge_use
-from evaljobs.contract.specs import JudgeOptions
+from evaljobs.contract.specs import JudgeConfig
 from evaljobs.judges.judgement import Ask, Judgement, ask_key, cost, cost_at_most, read_answer
 
-JUDGE = JudgeOptions(
+JUDGE = JudgeConfig(
     url="http://h/v1", model="m", price_per_million_prompt_tokens=2.5, price_per_million_completion_tokens=10
 )
 ASKS = st.builds(Ask, system=st.text(), user=st.text(), form=st.sampled_from(["rating", "winner"]))
@@ -68,7 +68,7 @@ def test_no_request_costs_more_than_its_most(ask, completion):
     assert 0 <= paid <= cost_at_most(JUDGE, ask)
 
 
-OPTIONS = JudgeOptions(url="http://j/v1", model="m", price_per_million_prompt_tokens=1.0, max_cost=2.0)
+OPTIONS = JudgeConfig(url="http://j/v1", model="m", price_per_million_prompt_tokens=1.0, max_cost=2.0)
 ROWS = st.lists(
     st.builds(
         Judgement,

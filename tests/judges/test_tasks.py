@@ -200,9 +200,9 @@ def test_a_key_crosses_no_network_unencrypted_unless_the_settings_allow_it(monke
     (tmp_path / "key").write_text("k")
     (tmp_path / "key").chmod(0o600)
     found = judge(f"https://{host}/v1", api_key_file=tmp_path / "key")
-    assert found.api_key_file == str(tmp_path / "key")
+    assert found.api_key_file == tmp_path / "key"
     allowed = judge(f"http://{host}/v1", api_key_env="MY_JUDGE_KEY", allow_http=True)
-    assert allowed == judge(f"http://{host}/v1").model_copy(update={"api_key_env": "MY_JUDGE_KEY"})
+    assert allowed.api_key_env == "MY_JUDGE_KEY"
 
 
 @pytest.mark.model

@@ -28,7 +28,7 @@ from evaljobs.contract.specs import BatchIndex
 @pytest.mark.parametrize("cpus", [1, 4])
 def test_programs_count_every_core_of_their_worker(cpus):
     """CPU seconds of `execute` jobs are their seconds on all cores of the worker, against as many slots."""
-    world = World(3, Faults(), record(worker_cpus=cpus, workers=5))
+    world = World(3, Faults(), record(metric={"cpus": cpus}, workers=5))
     world.run()
     executes = sum(metric.kind == "execute" for metric in world.state.scoring.metrics.values())
     report = make_report(world.state, world.journal, [], world.now)
@@ -234,7 +234,7 @@ def test_every_second_that_a_trial_pended_counts():
 
 def test_each_trial_of_a_host_counts():
     """A host is one member of a job and runs a trial on each of its lanes."""
-    world = World(3, Faults(), record(host_trials=True))
+    world = World(3, Faults(), record(stage={"host_trials": True}))
     while len(world.state.index.running) < 2:
         world.tick()
     assert summary_of(world.state, world.now).gpus == len(world.state.index.running)

@@ -29,7 +29,7 @@ from coordinator.planning.make_plan import hardware_of
 from coordinator.runtime import cluster_calls, effects, gpu_names, registry
 from coordinator.runtime.cluster_calls import ClusterCalls
 from evaljobs.contract.outcomes import Staged
-from evaljobs.contract.specs import JudgeOptions, TaskEntry
+from evaljobs.contract.specs import JudgeConfig, TaskEntry
 from evaljobs.contract.storage import write_outcome
 from evaljobs.staging.capacity import gpu_name
 
@@ -250,7 +250,7 @@ def test_a_worker_of_a_judge_suite_gets_the_key_and_the_environment_of_workers(t
     performer = coordinator.performer
     performer.site = replace(performer.site, trial_env=env, worker_env=env)
     made = record(1, suite={"tasks": (TaskEntry(name="t0", judge=True),)})
-    judge = JudgeOptions(url="http://judge", model="m", api_key_env="JUDGE_KEY")
+    judge = JudgeConfig(url="http://judge", model="m", api_key_env="JUDGE_KEY")
     running = coordinator.evaluations.accept(made.model_copy(update={"judge": judge}))
     coordinator.tick()
     event = worker_job(running.state, performer.site, 1, 0.0)

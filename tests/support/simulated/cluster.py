@@ -262,7 +262,7 @@ class Cluster:
             del self.claims[shard]
         if self.queue is None:
             return  # waits
-        open_ = [s for s in sorted(self.queue) if self.record.options.steal or self.queue[s][0] == lane]
+        open_ = [s for s in sorted(self.queue) if self.record.options.plan.steals or self.queue[s][0] == lane]
         if not open_:
             self.leave(ended(node, trial, "drained"))
             self.end_member(job, member)

@@ -24,8 +24,8 @@ class Tenant(World):
         dice = random.Random(seed)
         wide = {"gpus_per_trial": min(shared.gpus, 2)} if dice.random() < 0.3 else {}
         few = {"max_trials": dice.randint(1, 4)} if dice.random() < 0.3 else {}
-        own = {"steal": dice.random() < 0.7}
-        base = record(dice.randint(1, 4), trial_memory_mb=20, **wide, **few, **own)
+        own = {"plan": {"steal": dice.random() < 0.7}}
+        base = record(dice.randint(1, 4), trial={"memory_mb": 20, **wide}, **few, **own)
         rec = base.model_copy(
             update={
                 "evaluation_id": f"step-{number}-suite-{number:08d}",
