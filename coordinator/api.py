@@ -21,8 +21,8 @@ from coordinator.config.schema import Config
 from coordinator.errors import EvalspanError, OperatorError
 from coordinator.evaluation.records import Inputs
 from coordinator.evaluation.state import State
-from coordinator.intake import from_settings, hub, inbox, one_off, places, request_sets, resubmit, work_folder
-from coordinator.intake.one_off import PathLike, SuiteOptions, SuiteSettings
+from coordinator.intake import from_settings, hub, inbox, places, request_sets, resubmit, suites, work_folder
+from coordinator.intake.suites import PathLike, SuiteSettings
 from coordinator.intake.work_folder import refuse_guest
 from coordinator.keeping.archive import archive_all
 from coordinator.report import load_series
@@ -36,7 +36,7 @@ from coordinator.runtime.submission import Submission, find_submission, has_ende
 from coordinator.runtime.summaries import find_folder
 from coordinator.runtime.summary import ended
 from coordinator.runtime.work_lock import WorkLock, is_daemon
-from evaljobs.contract.paths import EvaluationPaths, WorkPaths
+from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import SuiteSpec
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ POLL_SECONDS = 1.0  # between two looks of `wait`
 
 def evaluate(
     checkpoint: PathLike,
-    suite: str | Path | SuiteOptions | None = None,
+    suite: PathLike | None = None,
     *,
     tasks: Sequence[str] | str = (),
     step: int | None = None,
@@ -88,8 +88,7 @@ def evaluate(
     """Evaluate a checkpoint here, wait for its scores, and return them.
 
     `checkpoint`: a Hugging Face folder, or a Hub id. `suite`: a shipped suite's name or a suite
-    file; `tasks`: tasks of lm-eval instead, a list or "a,b". With neither, `[watch] suite`. A
-    `SuiteOptions` as `suite` is in place of all these arguments.
+    file; `tasks`: tasks of lm-eval instead, a list or "a,b". With neither, `[watch] suite`.
     `more` (`SuiteSettings`, such as `limit=100`) replaces what the suite says. `step`: training step, by default the
     number in the folder's name. `slots`: trials at once, at most. `fresh`: build, ask and score again,
     whatever is there. `config`, `work_dir`: as the
@@ -107,7 +106,7 @@ def evaluate(
     from coordinator.runtime import wiring
 
     _check_counts(slots=slots, shards_per_task=shards_per_task)
-    chosen = one_off.suite_options(suite, tasks, more)
+    chosen = suites.chosen(suite, tasks, more)
     observer = observer or CallbackObserver(progress)
     known = work_folder.load(
         config, work_dir, {**(settings or {}), **({"cluster.slots": slots} if slots else {})}
@@ -115,7 +114,7 @@ def evaluate(
     from_settings.check_device(known)
     coordinator = wiring.coordinator_of(known)
     site = coordinator.performer.site
-    spec = one_off.suite_of(chosen, known.watch.suite)  # a wrong one is refused before a model is fetched
+    spec = suites.suite_of(chosen, known.watch.suite)  # a wrong one is refused before a model is fetched
     record = from_settings.record_of(
         known,
         _folder(checkpoint, known, observer),
@@ -163,7 +162,7 @@ def rescore(
         raise OperatorError(f"{paths.root.name} has not ended, or {paths.results} cannot be read")
     coordinator = wiring.coordinator_of(known)
     site = coordinator.performer.site
-    spec = None if suite is None else one_off.suite_of(SuiteOptions(suite=str(suite)))
+    spec = None if suite is None else suites.load_suite(suite)
     inputs = from_settings.inputs_for(site, coordinator.performer.lm_eval_version)
     record = as_of_now(
         rescoring.record_of(known, parent, spec, inputs, None if tokenizer is None else str(tokenizer)), site
@@ -315,7 +314,7 @@ def check_suite(
 
 def prepare(
     tokenizer: PathLike,
-    suite: str | Path | SuiteOptions | None = None,
+    suite: PathLike | None = None,
     *,
     tasks: Sequence[str] | str = (),
     config: PathLike | None = None,
@@ -329,10 +328,10 @@ def prepare(
     `tokenizer`: a folder with config.json and the tokenizer, or a Hub id. Other arguments as of
     `evaluate`. OperatorError with the last line of a build that failed.
     """
-    chosen = one_off.suite_options(suite, tasks, more)
+    chosen = suites.chosen(suite, tasks, more)
     known = work_folder.load(config, work_dir, settings)
     site = from_settings.site_of(known)
-    spec = from_settings.settled(known, one_off.suite_of(chosen, known.watch.suite))
+    spec = from_settings.settled(known, suites.suite_of(chosen, known.watch.suite))
     messages = messages or CallbackObserver(progress=False)
     return request_sets.prepare(
         spec,
@@ -349,7 +348,7 @@ def prepare(
 
 def submit(
     checkpoint: PathLike,
-    suite: str | Path | SuiteOptions | None = None,
+    suite: PathLike | None = None,
     *,
     tasks: Sequence[str] | str = (),
     priority: int = 0,
@@ -364,18 +363,18 @@ def submit(
 
     Arguments as of `evaluate`, but for `settings` that change the evaluation: those are the
     daemon's. `priority`: higher goes first. Submitting twice is one evaluation: the second
-    submission may raise the priority, and it resumes a cancelled evaluation. A suite without a file
-    of its own is written below the work folder for the daemon. OperatorError: bad input.
+    submission may raise the priority, and it resumes a cancelled evaluation. OperatorError: bad input.
     """
-    chosen = one_off.suite_options(suite, tasks, more)
+    chosen = suites.chosen(suite, tasks, more)
     _check_own(settings or {})
     known = work_folder.load(config, work_dir, settings)
-    if chosen.changed:  # a member of a group names one of the daemon's suites
+    own = chosen.keys() - {"suite"}  # else its name or file means the suite
+    if own:  # a member of a group names one of the daemon's suites
         refuse_guest(known.work_dir, " to list your suite in [watch] suites")
     from_settings.check_device(known)
     site = from_settings.site_of(known)
     inputs = from_settings.inputs_for(site, from_settings.lm_eval_version(known, site))
-    spec = one_off.suite_of(chosen, known.watch.suite)
+    spec = suites.suite_of(chosen, known.watch.suite)
     messages = messages or CallbackObserver(progress=False)
     folder = _folder(checkpoint, known, messages)
     record = as_of_now(
@@ -394,7 +393,8 @@ def submit(
     notice = inbox.Notice(
         checkpoint=record.checkpoint.source,
         step=record.checkpoint.step,
-        suite=_named(chosen, spec, known),
+        suite=spec.name if own else _named(chosen, known),
+        spec=spec if own else None,
         priority=priority,
         noticed_at=time.time(),
         evaluation_id=record.evaluation_id,
@@ -420,13 +420,9 @@ def _check_own(settings: Mapping[str, object]) -> None:
         )
 
 
-def _named(chosen: SuiteOptions, spec: SuiteSpec, settings: Config) -> str:
-    """The suite in a notice: a name, or the full path of its file, which is written where there is none."""
-    if chosen.changed:
-        return str(
-            inbox.keep_suite(WorkPaths(settings.work_dir), one_off.file_name(spec), one_off.as_toml(spec))
-        )
-    named = chosen.suite if chosen.suite is not None else str(settings.watch.suite)
+def _named(chosen: Mapping[str, Any], settings: Config) -> str:
+    """The suite in a notice: a name, or the full path of its file."""
+    named = str(chosen.get("suite", settings.watch.suite))
     return str(Path(named).expanduser().resolve()) if toml.is_file_name(named) else named
 
 
@@ -517,11 +513,11 @@ def _found(settings: Config, evaluation: str) -> Results:
 
 
 def prepare_options(
-    chosen: SuiteOptions, settings: Config, config: PathLike | None, work_dir: PathLike | None
+    chosen: Mapping[str, Any], settings: Config, config: PathLike | None, work_dir: PathLike | None
 ) -> list[str]:
     """The options of `evalspan prepare` for this suite."""
-    words = chosen.words()
-    if chosen.suite is None and not chosen.tasks:
+    words = suites.words(chosen)
+    if not chosen.keys() & {"suite", "tasks"}:
         words += ["--suite", str(settings.watch.suite)]
     return words + options_of(config, work_dir)
 

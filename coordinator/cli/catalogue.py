@@ -205,10 +205,10 @@ class Validate(Chosen):
     checkpoint: str | None = option("Also check this checkpoint: a folder, or a Hub id.", "--tokenizer")
 
     def run(self) -> None:
-        from coordinator.intake import one_off
+        from coordinator.intake import suites
 
         settings, checkpoint = self.settings(), self.checkpoint
-        suite = one_off.suite_of(self.chosen, settings.watch.suite)  # refused before more is imported
+        suite = suites.suite_of(self.chosen, settings.watch.suite)  # refused before more is imported
 
         from coordinator import api
         from coordinator.intake import catalogue, from_settings, hub, request_sets

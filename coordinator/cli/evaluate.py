@@ -30,8 +30,10 @@ from coordinator.cli.suite_options import LM_EVAL, Chosen
 from coordinator.errors import ExitCode, OperatorError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
     from coordinator.api import Results
-    from coordinator.intake.one_off import SuiteOptions
 
 SITE = {"rich_help_panel": "Where it runs"}
 CHECKPOINT = "Folder with config.json, safetensors and tokenizer, or a Hub id."
@@ -85,7 +87,7 @@ class Evaluate(Chosen):
                     say_aside(f"wrote {lm_eval_files.write(found.folder, self.output_path)[-1]}")
             _show(self, found, verbose=self.verbose)
 
-    def _evaluated(self, suite: SuiteOptions) -> Results:
+    def _evaluated(self, suite: Mapping[str, Any]) -> Results:
         from coordinator import api
         from coordinator.cli.screen.live_screen import Screen
 
@@ -93,7 +95,7 @@ class Evaluate(Chosen):
         site = {f"cluster.{name}": getattr(self, name) for name in ("partition", "account", "qos")}
         return api.evaluate(
             lm_eval_flags.the_checkpoint(self.checkpoint, pretrained),
-            suite,
+            **suite,
             step=self.step,
             slots=self.slots,
             shards_per_task=self.shards_per_task,
@@ -109,15 +111,15 @@ class Evaluate(Chosen):
         from coordinator.report import mode_check
 
         chosen = self.chosen
-        if chosen.mode is not None or chosen.limit is not None:
+        if chosen.keys() & {"mode", "limit"}:
             raise OperatorError(
                 "--check-fast N evaluates N documents in both modes: leave --mode and --limit away"
             )
         found: dict[str, Results] = {}
         for mode in ("fast", "exact"):
-            budget = chosen.token_budget if mode == "fast" else None
+            budget = chosen.get("token_budget") if mode == "fast" else None
             more = {"mode": mode, "limit": documents, "token_budget": budget}
-            found[mode] = self._evaluated(chosen.model_copy(update=more))
+            found[mode] = self._evaluated(chosen | more)
             if not found[mode].complete:
                 _show(self, found[mode], verbose=self.verbose)
         made = mode_check.check(
@@ -208,7 +210,7 @@ class Prepare(Chosen):
 
         built = api.prepare(
             self.checkpoint,
-            self.chosen,
+            **self.chosen,
             config=self.config,
             work_dir=self.work_dir,
             messages=TerminalMessages(),

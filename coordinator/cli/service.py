@@ -180,11 +180,10 @@ class Submit(Chosen):
     def run(self) -> None:
         from coordinator import api
 
-        chosen = self.chosen
         pretrained, trial = lm_eval_flags.trial_settings(self.model, self.model_args, self.device)
         sent = api.submit(
             lm_eval_flags.the_checkpoint(self.checkpoint, pretrained),
-            chosen,
+            **self.chosen,
             priority=self.priority,
             step=self.step,
             config=self.config,

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from coordinator.cli import lm_eval_flags
 from coordinator.cli.app import Printed, option
 from coordinator.errors import OperatorError
-
-if TYPE_CHECKING:
-    from coordinator.intake.one_off import SuiteOptions
 
 ONE_OFF = {"rich_help_panel": "What is evaluated"}
 LM_EVAL = {"rich_help_panel": "As in lm_eval run (underscores work, too)"}
@@ -44,9 +41,9 @@ class Chosen(Printed):
     seed: str | None = option("One seed for all generators.", **LM_EVAL)
 
     @cached_property
-    def chosen(self) -> SuiteOptions:
-        """What was typed, as the record that `coordinator.api` takes. OperatorError."""
-        from coordinator.intake import one_off
+    def chosen(self) -> dict[str, Any]:
+        """What was typed, as arguments of `coordinator.api`. OperatorError."""
+        from coordinator.intake import suites
 
         if self.mode not in (None, "exact", "fast"):
             raise OperatorError(f"--mode is exact or fast, not {self.mode!r}")
@@ -64,4 +61,4 @@ class Chosen(Printed):
             "fewshot_as_multiturn": None if multiturn is None else multiturn.lower() in lm_eval_flags.TRUE,
             "seed": lm_eval_flags.seed_of(self.seed),
         }
-        return one_off.suite_options(self.suite, self.tasks or (), read)
+        return suites.chosen(self.suite, self.tasks or (), read)

@@ -34,10 +34,8 @@ from coordinator.config.checks import (
     check_web_address,
     seconds_of,
 )
-from evaljobs.contract.specs import JudgeConfig, Mode, Record
+from evaljobs.contract.specs import Count, JudgeConfig, Mode, Positive, Record
 
-Positive = Annotated[int, Field(ge=1)]
-Count = Annotated[int, Field(ge=0)]
 TimeLimit = Annotated[str, AfterValidator(check_time)]
 HostLists = Annotated[tuple[str, ...], AfterValidator(lambda texts: tuple(map(check_hostlist, texts)))]
 SbatchOptions = Annotated[tuple[str, ...], AfterValidator(check_extra_args)]

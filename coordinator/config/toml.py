@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from coordinator.errors import OperatorError
 from evaljobs import secret_values
@@ -210,10 +211,15 @@ def _fields(model: type[BaseModel], location: Location) -> list[str]:
     for part in location:
         if isinstance(part, int):
             continue
-        current = _model_in(current.model_fields[str(part)].annotation)
+        current = _model_in(_keys(current)[str(part)].annotation)
         if current is None:
             return []
-    return list(current.model_fields)
+    return list(_keys(current))
+
+
+def _keys(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The fields of a record by their keys in a file."""
+    return {str(field.validation_alias or name): field for name, field in model.model_fields.items()}
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

@@ -16,6 +16,7 @@ from coordinator.config import toml
 from coordinator.config.schema import Config, WatchConfig
 from coordinator.errors import OperatorError
 from coordinator.intake import suites
+from coordinator.intake.inbox import Notice
 from evaljobs.contract.specs import SuiteSpec
 
 
@@ -82,8 +83,15 @@ def suite_files(watch: WatchConfig) -> dict[str, str]:
     return found
 
 
-def admitted_suite(name: str, watch: WatchConfig, files: Mapping[str, str], *, own: bool = False) -> str:
-    """The shipped suite or suite file of that name; `files`: from `suite_files`. `own`: any file. NotAdmittedError."""
+def admitted_suite(
+    notice: Notice, watch: WatchConfig, files: Mapping[str, str], *, own: bool = False
+) -> str | SuiteSpec:
+    """The suite, shipped suite or suite file of a notice; `files`: from `suite_files`. `own`: any of these. NotAdmittedError."""
+    name = notice.suite
+    if notice.spec is not None:
+        if own:
+            return notice.spec
+        raise NotAdmittedError("a notice names a suite and holds none: list its file in [watch] suites")
     if name == "default":
         if watch.suite is None:
             raise OperatorError("no suite was named and [watch] suite is not set")

@@ -30,7 +30,7 @@ from coordinator.errors import OperatorError
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.intake.work_folder import DROP, name_of, unsafe
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
-from evaljobs.contract.specs import Kept, Record
+from evaljobs.contract.specs import Kept, Record, SuiteSpec
 from evaljobs.contract.storage import FrameError, read_with_status, write_atomic, write_record
 
 log = logging.getLogger(__name__)
@@ -70,6 +70,7 @@ class Notice(Record):
     checkpoint: Line = ""
     step: int | None = Field(default=None, ge=-MOST_STEPS, le=MOST_STEPS)
     suite: Line = "default"
+    spec: SuiteSpec | None = None  # of `submit`: the suite, where neither name nor file means it
     priority: int = 0
     noticed_at: float = 0.0  # unix seconds
     trained_values: str = Field(default="", pattern=r"^[0-9a-f]{0,16}$")  # names the ranks' files beside it
@@ -81,6 +82,11 @@ class Notice(Record):
     nodes: tuple[str, ...] = ()  # of `release`
     seconds: float = 0.0  # length of their cordon; 0: end it
     reason: str = "on request"
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What is to be evaluated: notices of one key are one pending checkpoint."""
+        return self.checkpoint, self.suite if self.spec is None else self.spec.model_dump_json()
 
 
 class Refused(Kept):
@@ -114,17 +120,6 @@ def leave(paths: WorkPaths, notice: Notice) -> Path:
         raise OperatorError(
             f"{paths.inbox} cannot be written: an inbox is for its work folder's user and for the members of shared_group"
         ) from error
-
-
-def keep_suite(paths: WorkPaths, name: str, text: str) -> Path:
-    """Write a suite file that submissions name, beside them. `name`: its content decides it. OperatorError as of `leave`."""
-    # File WORK_DIR/inbox/suites/SUITE.toml: a suite that submissions name | `submit` | by hand
-    file = paths.inbox / "suites" / name
-    try:
-        write_atomic(file, text.encode())
-    except PermissionError as error:
-        raise OperatorError(f"{file} cannot be written: the work folder is another user's") from error
-    return file.resolve()
 
 
 class Inbox:

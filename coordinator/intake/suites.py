@@ -1,59 +1,240 @@
-"""Loads suites by name or file: TOML to a SuiteSpec.
+"""The suite that an evaluation runs: one by name, one in a file, or tasks without a file, with other settings than its own.
 
-Rule: a suite file is read strictly; paths in it are relative to the file. Shipped suites are in
-`evaljobs/suites`, since jobs on nodes read their tasks and data. `validate` checks that lm-eval has
-the tasks.
+Rule: a file, the options of a command and the arguments of a call are tables of the same keys, merged here and checked once as a
+`SuiteSpec`. So tasks are the very suite that a file with the same values gives: ids, reuse and resume hold. A table is read
+strictly; paths in a file are relative to it. Shipped suites are in `evaljobs/suites`, since jobs on nodes read their tasks and
+data. `validate` checks that lm-eval has the tasks.
 """
 
 from __future__ import annotations
 
 import difflib
+import hashlib
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any, Literal, TypedDict
 
 from coordinator.config import toml
 from coordinator.errors import OperatorError
 from coordinator.evaluation.records import TOKEN_BUDGET
-from evaljobs.contract.specs import Mode, Record, SuiteSpec, TaskEntry
+from evaljobs.contract.paths import slug
+from evaljobs.contract.specs import Mode, SuiteSpec, TaskEntry
+from evaljobs.lmeval.task_yaml import index_of
 
 FAST_ENGINES = ("hf", "hf-auto", "huggingface")  # lm-eval's names of its transformers class
-# a name stands in lists, logs and file names; control characters command a terminal
-Name = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
-Share = Annotated[float, Field(gt=0, lt=1)]
 BUDGET_IS_FAST = 'only mode = "fast" has a token budget: leave token_budget away, or set that mode'
+CHOOSE = "say --suite NAME or --tasks NAME,NAME, or set [watch] suite in evalspan.toml"
+MOST_NAME = 40  # characters of the tasks' part of a suite's name
+PATTERN = "*?["  # characters of a pattern of task names
+OF_TASKS = ("limit", "num_fewshot", "gen_kwargs")  # settings of each task
+HIDDEN = (
+    "token_budget",
+    "seed",
+    "apply_chat_template",
+    "system_instruction",
+    "fewshot_as_multiturn",
+)  # see _suffix
+
+PathLike = str | Path
 
 
-class _Task(TaskEntry):
-    """A task as written: `limit` is a number of documents, or a share below 1 (as in lm-eval)."""
+class SuiteSettings(TypedDict, total=False):
+    """Settings of a suite that a call may replace; each has the meaning that it has in a suite file."""
 
-    name: Name
-    num_fewshot: Count | None = None
-    limit: Positive | Share | None = None
-    batch_size: Positive | None = None
-    group: Name | None = None
+    limit: float | None  # documents of each task, or a share below 1
+    num_fewshot: int | None  # examples in each prompt
+    gen_kwargs: Mapping[str, Any] | None  # generation settings of each task
+    batch_size: int | str | None  # a number, or "auto"
+    token_budget: int | str | None  # tokens of a forward pass in fast mode, or "auto"
+    mode: Mode | None  # "exact" or "fast"
+    include_path: Sequence[PathLike] | PathLike  # folders of task YAMLs, from the current folder
+    seed: int | None  # one seed for all generators
+    apply_chat_template: bool | str | None  # True, or a template's name
+    system_instruction: str | None  # system message of each prompt
+    fewshot_as_multiturn: bool | None  # few-shot examples as turns of the conversation
 
 
-class _SuiteFile(Record):
-    """Keys of a suite file."""
+# --- what a call or a command line says --------------------------------------------------------------------------------
 
-    name: Name
-    include_path: tuple[str, ...] = ()  # folders of task YAMLs, relative to the suite file
-    batch_size: Positive | Literal["auto"] = 1
-    seed: int | None = None
-    apply_chat_template: bool | str = False
-    system_instruction: str | None = None
-    fewshot_as_multiturn: bool | None = None
-    mode: Mode | None = None
-    token_budget: Positive | Literal["auto"] | None = None
-    # [[task]], one or more, in the order of reports
-    task: Annotated[tuple[_Task, ...], Field(min_length=1)]
+
+def chosen(suite: PathLike | None, tasks: Sequence[str] | str, more: SuiteSettings) -> dict[str, Any]:
+    """What is said of the suite: `suite`, `tasks` and settings. `tasks`: names, or "a,b". OperatorError for an unknown setting."""
+    known = list(SuiteSettings.__annotations__)
+    if unknown := [key for key in more if key not in known]:
+        raise OperatorError(f"no argument {unknown[0]!r}; {toml.did_you_mean(unknown[0], known)}")
+    folders = more.get("include_path", ())
+    said = {
+        "suite": None if suite is None else str(suite),
+        "tasks": tasks.split(",") if isinstance(tasks, str) and tasks else list(tasks),
+        **more,
+        "include_path": [str(folder) for folder in ([folders] if isinstance(folders, PathLike) else folders)],
+    }
+    return {key: value for key, value in said.items() if value not in (None, [])}
+
+
+def words(said: Mapping[str, Any]) -> list[str]:
+    """Options of the command line that mean the same. `said`: of `chosen`."""
+    found: list[str] = []
+    for key, value in said.items():
+        option = f"--{key.replace('_', '-')}"
+        match value:
+            case True:
+                found += [option]
+            case False:
+                found += [f"{option}=false"]
+            case list() if key == "include_path":
+                found += [word for each in value for word in (option, each)]
+            case list():
+                found += [option, ",".join(value)]
+            case Mapping():
+                found += [option, json.dumps(value)]
+            case _:
+                found += [option, number(value) if isinstance(value, float) else str(value)]
+    return found
+
+
+def suite_of(said: Mapping[str, Any], default: str | None = None) -> SuiteSpec:
+    """The suite that `said` (of `chosen`) names; `default`: where it names none. OperatorError in one line."""
+    named, tasks = said.get("suite"), said.get("tasks")
+    if tasks and named is not None:
+        raise OperatorError(
+            "--tasks names tasks of lm-eval and --suite a suite of them: give one of the two, "
+            "or list the tasks in a suite file"
+        )
+    settings = {key: value for key, value in said.items() if key not in ("suite", "tasks")}
+    folders = [str(Path(folder).expanduser().resolve()) for folder in settings.get("include_path", ())]
+    if folders:
+        settings["include_path"] = folders
+    if tasks:
+        return _with(_of_tasks(tasks, folders), settings, named=False)
+    named = default if named is None else named
+    if named is None:
+        raise OperatorError(f"no suite and no tasks are named: {CHOOSE}")
+    suite = load_suite(named)
+    return _with(suite.model_dump(mode="json", exclude_none=True), settings) if settings else suite
+
+
+def _with(suite: dict[str, Any], settings: dict[str, Any], *, named: bool = True) -> SuiteSpec:
+    """`suite`, as a `SuiteSpec` is dumped, with these settings. `named`: has it a name of its own, which stands for its folders?"""
+    if "limit" in settings:
+        settings["limit"] = _limit(settings["limit"])
+    for key in settings.keys() & {"batch_size", "token_budget"}:
+        settings[key] = _count(str(settings[key]), key)
+    data = suite | settings
+    if settings.get("mode") == "exact" and "token_budget" not in settings:
+        data.pop("token_budget", None)  # of the suite's fast mode
+    of_tasks = {key: data.pop(key) for key in OF_TASKS if key in settings}
+    data["task"] = [task | of_tasks for task in data.pop("tasks")]
+    # of two definitions the later folder's counts
+    data["include_path"] = [*suite["include_path"], *settings.get("include_path", ())]
+    data["name"] += _suffix(settings, suite, named=named)
+    return _checked(data, _option, None)
+
+
+def _of_tasks(named: Sequence[str], own_folders: Sequence[str]) -> dict[str, Any]:
+    """A suite of the tasks that sets nothing else, as a `SuiteSpec` is dumped."""
+    # task of evalspan's own -> the shipped suite that has its folder, and its entry there
+    loaded = [suite for suite in map(load_suite, names()) if suite.include_path]
+    shipped = {task.name: (suite, task) for suite in loaded for task in suite.tasks}
+    own = index_of(own_folders)
+    folders: list[str] = []
+    tasks: list[dict[str, Any]] = []
+    for name in dict.fromkeys(map(_checked_name, named)):
+        known = None if name in own else shipped.get(name)
+        if known is not None:
+            new = (f for f in known[0].include_path if f not in (*folders, *own_folders))
+            folders = [*new, *folders]
+        tasks.append({"name": name, **({"judge": True} if known is not None and known[1].judge else {})})
+    return {
+        "name": _name_of(named),
+        "include_path": folders,
+        "tasks": tasks,
+        "apply_chat_template": False,
+    }
+
+
+def _checked_name(text: str) -> str:
+    """A task's name, or the full path of a YAML file."""
+    if text.endswith((".yaml", ".yml")):
+        path = Path(text).expanduser().resolve()
+        if not path.is_file():
+            raise OperatorError(f"--tasks: no file {path}")
+        return str(path)
+    if any(char in text for char in PATTERN):
+        raise OperatorError(
+            f"--tasks: {text!r} is a pattern: name each task or group (`evalspan ls tasks {text!r}` lists them)"
+        )
+    if not text:
+        raise OperatorError("--tasks: a name is empty; names are separated by one comma")
+    return text
+
+
+def _limit(said: object) -> int | float:
+    match said:
+        case int() | float() if said >= 1 and float(said).is_integer():
+            return int(said)  # lm_eval reads `--limit 10` as 10.0
+        case float() if 0 < said < 1:
+            return said
+    shown = f"{said:g}" if isinstance(said, int | float) else repr(said)
+    raise OperatorError(f"--limit is a number of documents, or a share below 1, not {shown}")
+
+
+def _count(text: str, key: str) -> int | Literal["auto"]:
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal() or int(text) == 0:
+        raise OperatorError(f'--{key.replace("_", "-")} is a positive number or "auto", not {text!r}')
+    return int(text)
+
+
+def _option(location: toml.Location) -> str:
+    """The option that set a value of the suite."""
+    named = [str(part) for part in location if not isinstance(part, int)]
+    if named[:2] in ([], ["task"], ["task", "name"]):
+        return "--tasks"
+    return f"--{(named[1] if named[0] == 'task' else named[0]).replace('_', '-')}"
+
+
+def _name_of(tasks: Sequence[str]) -> str:
+    """The name of a suite of tasks: readable, at most about 60 characters."""
+    every = [Path(n).stem if n.endswith((".yaml", ".yml")) else n for n in dict.fromkeys(tasks)]
+    text, shown = every[0][:MOST_NAME], 1
+    while shown < len(every) and len(text) + 1 + len(every[shown]) <= MOST_NAME:
+        text, shown = f"{text}-{every[shown]}", shown + 1
+    return slug(f"{text}-and-{len(every) - shown}-more" if shown < len(every) else text)
+
+
+def _suffix(settings: Mapping[str, Any], before: Mapping[str, Any], *, named: bool) -> str:
+    """What sets the scores of these settings apart from those of the suite `before`, in a name.
+
+    A digest stands for the settings that have no word of their own.
+    """
+    limit = f"-limit{number(settings['limit'])}" if "limit" in settings else ""
+    shots = f"-{settings['num_fewshot']}shot" if "num_fewshot" in settings else ""
+    mode = settings.get("mode", before.get("mode", "exact"))
+    hidden = {key: settings[key] for key in HIDDEN if key in settings and settings[key] != before.get(key)}
+    if hidden.get("apply_chat_template") is True:  # "-chat" says it
+        del hidden["apply_chat_template"]
+    more = settings.get("gen_kwargs")
+    if more is not None and any(task.get("gen_kwargs") != more for task in before["tasks"]):
+        hidden["gen_kwargs"] = more
+    if named and "include_path" in settings:
+        hidden["include_path"] = settings["include_path"]
+    digest = hashlib.sha256(json.dumps(hidden, sort_keys=True).encode()).hexdigest()[:6]
+    other_mode = f"-{mode}" if mode != before.get("mode", "exact") else ""
+    chat = "-chat" if settings.get("apply_chat_template") else ""
+    return f"{limit}{shots}{other_mode}{chat}{f'-{digest}' if hidden else ''}"
+
+
+def number(value: float) -> str:
+    """All digits of a number; a whole one without a point."""
+    return str(int(value)) if float(value).is_integer() else str(value)
+
+
+# --- names and files -----------------------------------------------------------------------------------------------
 
 
 def folder() -> Path:
@@ -72,13 +253,13 @@ def load_suite(name_or_file: str | Path) -> SuiteSpec:
     """
     path = _find(str(name_or_file))
     data, text = toml.read(path)
-    return checked(data, toml.in_file(path, text), path)
+    return _checked(data, toml.in_file(path, text), path)
 
 
-def checked(data: Mapping[str, Any], where: toml.Where, path: Path | None) -> SuiteSpec:
+def _checked(data: Mapping[str, Any], where: toml.Where, path: Path | None) -> SuiteSpec:
     """The suite of a suite file's values. `path`: the file that its relative paths start from; None: the current folder."""
-    suite = toml.check(_SuiteFile, data, where)
-    _refuse_twins(suite, where)
+    suite = toml.check(SuiteSpec, data, where)
+    _refuse_twins(suite.tasks, where)
     if suite.fewshot_as_multiturn and suite.apply_chat_template is False:  # as lm_eval refuses it
         raise OperatorError(
             f"{where(('fewshot_as_multiturn',))}: few-shot examples become turns by a chat template alone: set apply_chat_template"
@@ -90,11 +271,8 @@ def checked(data: Mapping[str, Any], where: toml.Where, path: Path | None) -> Su
             f'{where(("token_budget",))}: "auto" is found together with the batch size: '
             'set batch_size = "auto", too, or token_budget to a number'
         )
-    return SuiteSpec(
-        **suite.model_dump(exclude={"include_path", "task"}),
-        include_path=tuple(_folder(part, path, where) for part in suite.include_path),
-        tasks=tuple(TaskEntry(**task.model_dump()) for task in suite.task),
-    )
+    folders = tuple(_folder(part, path, where) for part in suite.include_path)
+    return suite.model_copy(update={"include_path": folders})
 
 
 def settled(suite: SuiteSpec, mode: Mode, engine: str) -> SuiteSpec:
@@ -103,8 +281,8 @@ def settled(suite: SuiteSpec, mode: Mode, engine: str) -> SuiteSpec:
     Mode None is "exact" from here on, so that the ids of exact evaluations are those of before
     there were modes. OperatorError where the engine, or a setting of the suite, does not go with it.
     """
-    chosen = suite.mode or mode
-    if chosen == "exact":
+    how = suite.mode or mode
+    if how == "exact":
         if suite.token_budget is not None:
             raise OperatorError(f"suite {suite.name}: {BUDGET_IS_FAST}")
         return suite.model_copy(update={"mode": None})
@@ -144,16 +322,16 @@ def _folder(part: str, suite: Path | None, where: toml.Where) -> str:
     return str(path)
 
 
-def _refuse_twins(suite: _SuiteFile, where: toml.Where) -> None:
+def _refuse_twins(tasks: Sequence[TaskEntry], where: toml.Where) -> None:
     """Refuse two entries, or an entry and a group, of one name: results are keyed by name, so the second would overwrite."""
     seen: set[str] = set()
-    for index, task in enumerate(suite.task):
+    for index, task in enumerate(tasks):
         if task.name in seen:
             raise OperatorError(
                 f"{where(('task', index, 'name'))}: task {task.name!r} stands twice; put the second into a suite of its own"
             )
         seen.add(task.name)
-    for index, task in enumerate(suite.task):
+    for index, task in enumerate(tasks):
         if task.group in seen:
             raise OperatorError(
                 f"{where(('task', index, 'group'))}: {task.group!r} is a task of this suite, too: rename the group"

@@ -105,10 +105,10 @@ def open_folder(root: Path, shared_group: str | None) -> None:
 
 def _open_inbox(paths: WorkPaths, group: int | None) -> None:
     """Let the group, where there is one, write to the inbox, and to no folder below it."""
-    for folder in (paths.inbox / "refused", paths.inbox / "suites"):
-        if group is not None:  # else a member could make these two
-            folder.mkdir(PRIVATE, parents=True, exist_ok=True)
-        _fit(folder, PRIVATE if group is None else SHARED, group)
+    refused = paths.inbox / "refused"
+    if group is not None:  # else a member could make it
+        refused.mkdir(PRIVATE, parents=True, exist_ok=True)
+    _fit(refused, PRIVATE if group is None else SHARED, group)
     _fit(paths.redis, PRIVATE)
     _fit(paths.inbox, PRIVATE if group is None else DROP, group)
 

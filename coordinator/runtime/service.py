@@ -66,7 +66,7 @@ class Service:
         self.coordinator = coordinator
         self.config = config
         self.paths = coordinator.performer.site.paths
-        self._pending: dict[tuple[str, str], PendingCheckpoint] = {}  # by (checkpoint, suite)
+        self._pending: dict[tuple[str, str], PendingCheckpoint] = {}  # by `Notice.key`
         self._writer = PendingWriter(self.paths.pending)
         self._throttle = Throttle()
         self._inbox = Inbox(self.paths)
@@ -117,7 +117,7 @@ class Service:
             if file.wrong:
                 self._refuse(PendingCheckpoint(now, [file]), file.wrong, now)
             else:
-                found.setdefault((file.notice.checkpoint, file.notice.suite), []).append(file)
+                found.setdefault(file.notice.key, []).append(file)
         known, self._pending = self._pending, {}
         for key, theirs in found.items():
             self._pending[key] = known.get(key) or PendingCheckpoint(now, theirs)
@@ -164,7 +164,7 @@ class Service:
 
     def _record(self, each: PendingCheckpoint) -> EvaluationRecord:
         notice, watch, own = each.notice, self.config.watch, not each.member
-        suite = admission.admitted_suite(notice.suite, watch, self._suite_files, own=own)
+        suite = admission.admitted_suite(notice, watch, self._suite_files, own=own)
         if not own:
             admission.check_place(notice.checkpoint, watch)
         record = from_settings.record_of(
@@ -204,7 +204,7 @@ class Service:
         forget_refusals(self.paths, each.notice)
         for file in each.files:
             done(file)
-        self._pending.pop((each.notice.checkpoint, each.notice.suite), None)
+        self._pending.pop(each.notice.key, None)
 
     def _rules(self) -> Hosting:
         """The site's rules, asked for once; after a failure, such as a wrong partition, again in RULES_SECONDS."""
@@ -231,9 +231,8 @@ class Service:
             warn_once(log, one_line(f"{self.paths.inbox}/refused cannot be written: {error}"))
             return
         log.warning("%s is not evaluated: %s", each.notice.checkpoint, why)
-        key = (each.notice.checkpoint, each.notice.suite)
-        if self._pending.get(key) is each:
-            del self._pending[key]
+        if self._pending.get(each.notice.key) is each:
+            del self._pending[each.notice.key]
 
     # --- housekeeping -----------------------------------------------------------------------------------
 

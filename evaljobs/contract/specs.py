@@ -35,33 +35,42 @@ class Kept(Record):
     model_config = ConfigDict(extra="ignore")
 
 
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+# a name stands in lists, logs and file names; control characters command a terminal
+Name = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
+
+
 # --- suites and checkpoints ---------------------------------------------------------------------------------------
 
 
 class TaskEntry(Record):
     """One `[[task]]` of a suite: an lm-eval task, group or tag, and the settings it overrides."""
 
-    name: str  # of lm-eval's task, group or tag, also one of a YAML in include_path
-    num_fewshot: int | None = None  # examples in each prompt; None: as the task's YAML says
-    limit: int | float | None = None  # documents, or a share of them below 1; None: all
+    name: Name  # of lm-eval's task, group or tag, also one of a YAML in include_path
+    num_fewshot: Count | None = None  # examples in each prompt; None: as the task's YAML says
+    limit: Positive | Share | None = None  # documents, or a share of them below 1; None: all
     gen_kwargs: dict[str, Any] | None = None  # generation settings, added to those of the task's YAML
     judge: bool = False  # scored by the model that [judge] names
-    batch_size: int | None = None  # in place of the suite's; in fast mode of the task's generation alone
+    batch_size: Positive | None = None  # in place of the suite's; in fast mode of the task's generation alone
     # field of a document that several share, such as a passage: comparisons take these documents as one cluster
     cluster: str | None = None
-    group: str | None = None  # of the suite's own: its tasks stand together, and results have their mean
+    group: Name | None = None  # of the suite's own: its tasks stand together, and results have their mean
 
 
 class SuiteSpec(Record):
-    """A suite in lm-eval's terms.
+    """A suite in lm-eval's terms, as a suite file has it.
 
     `mode`: in a suite file None is the site's mode; in an evaluation's record None is "exact", and
     "exact" does not occur.
     """
 
-    name: str  # in reports and in the ids of evaluations
-    include_path: tuple[str, ...] = ()  # folders of task YAMLs
-    batch_size: int | Literal["auto"] = (
+    model_config = ConfigDict(validate_by_name=True)
+
+    name: Name  # in reports and in the ids of evaluations
+    include_path: tuple[str, ...] = ()  # folders of task YAMLs, relative to the suite file
+    batch_size: Positive | Literal["auto"] = (
         1  # requests of a forward pass; "auto": probed by the first trial, then fixed
     )
     seed: int | None = None  # one seed for all generators; None: lm-eval's own (0, 1234, 1234, 1234)
@@ -73,8 +82,9 @@ class SuiteSpec(Record):
     )
     # tokens of a forward pass in fast mode, padding included; "auto": found with the batch size; None: 8192, or "auto"
     # with batch_size = "auto"
-    token_budget: int | Literal["auto"] | None = None
-    tasks: tuple[TaskEntry, ...]
+    token_budget: Positive | Literal["auto"] | None = None
+    # [[task]], one or more, in the order of reports
+    tasks: tuple[TaskEntry, ...] = Field(min_length=1, validation_alias="task")
 
 
 class Sources(Record):
@@ -152,11 +162,11 @@ class JudgeConfig(Record):
     """true: a key may go to another host by http://, for a network that you trust"""
     temperature: float = Field(0.0, ge=0, le=2)
     """sampling temperature of the judge"""
-    max_tokens: int = Field(2048, ge=1)
+    max_tokens: Positive = 2048
     """most tokens of an answer"""
     concurrency: int = Field(8, ge=1, le=1024)
     """most requests at once, of all evaluations of a work folder together"""
-    requests_per_minute: int | None = Field(None, ge=1, examples=[60])
+    requests_per_minute: Positive | None = Field(None, examples=[60])
     """most requests within 60 s, of all evaluations of a work folder together; default: no bound"""
     max_cost: float | None = Field(None, gt=0, examples=[5.0])
     """most cost of an evaluation, in the currency of the prices; default: no bound"""
@@ -166,7 +176,7 @@ class JudgeConfig(Record):
     """price in any currency; default: not counted"""
     timeout_seconds: float = Field(120.0, gt=0)
     """most seconds until a request has its whole answer"""
-    retries: int = Field(5, ge=0)
+    retries: Count = 5
     """further tries of a request that failed"""
 
 

@@ -27,9 +27,9 @@ from coordinator.config.template import text_of
 from coordinator.config.toml import as_toml
 from coordinator.errors import BugError, RetryError
 from coordinator.intake import suites
-from coordinator.intake.one_off import SuiteSettings
+from coordinator.intake.suites import SuiteSettings
 from coordinator.report.learning_curves import ScoreValue
-from evaljobs.contract.specs import Record, SuiteSpec
+from evaljobs.contract.specs import Record, SuiteSpec, TaskEntry
 
 FOLDER = ROOT / "docs" / "reference"
 
@@ -118,15 +118,14 @@ SUITES = """Each key of a suite file, as `--suite FILE` and `[watch] suites` tak
 
 
 def suite_page() -> str:
-    task = suites._Task  # noqa: SLF001 (what a file may hold, with its bounds, is defined there alone)
-    file = suites._SuiteFile  # noqa: SLF001
+    notes = field_notes(SuiteSpec)
     return page(
         "Suite file",
         SUITES,
         "## Keys of the suite",
-        _suite_keys(file, field_notes(SuiteSpec) | field_notes(file)),
+        _suite_keys(SuiteSpec, notes | {"task": notes["tasks"]}),
         "## Keys of a `[[task]]`",
-        _suite_keys(task, field_notes(task)),
+        _suite_keys(TaskEntry, field_notes(TaskEntry)),
         "## Suites that are shipped",
         table(["suite", "tasks"], [[code(name), _tasks(name)] for name in suites.names()]),
     )

@@ -63,7 +63,7 @@ def read(*words):
     return {
         "checkpoint": the_checkpoint(p["checkpoint"], pretrained),
         "model_args": {k.removeprefix("trial.model_args."): v for k, v in trial.items() if "args" in k},
-        **chosen.model_dump(exclude={"suite", "mode", "token_budget"}),  # lm_eval has no such options
+        **chosen,
     }
 
 
@@ -89,18 +89,19 @@ def test_a_command_line_means_to_evalspan_what_it_means_to_lm_eval(line):
     arguments = dict(theirs["model_args"])
     expected = {
         "checkpoint": arguments.pop("pretrained"),
-        "tasks": tuple(theirs["tasks"]),
+        "tasks": theirs["tasks"],
         "model_args": arguments,
         "limit": theirs["limit"],
         "num_fewshot": theirs["num_fewshot"],
         "batch_size": theirs.get("batch_size"),
         "gen_kwargs": theirs["gen_kwargs"],
-        "include_path": (theirs["include_path"],) if theirs["include_path"] else (),
+        "include_path": [theirs["include_path"]] if theirs["include_path"] else None,
         "apply_chat_template": theirs.get("apply_chat_template"),
         "system_instruction": theirs["system_instruction"],
         "fewshot_as_multiturn": theirs.get("fewshot_as_multiturn"),
         "seed": theirs["seed"][0] if theirs["seed"] else None,
     }
+    expected = {key: value for key, value in expected.items() if value is not None}
     assert read(*words) == expected
     assert read(*(w.replace("_", "-") if w.startswith("--") else w for w in words)) == expected
 

@@ -334,7 +334,7 @@ def test_a_notice_reaches_no_suite_file_that_is_not_listed(name):
     watch = WatchConfig(suite="/etc/own.toml", suites=(Path("/suites/mine.toml"),))
     files = suite_files(watch)
     try:
-        found = admitted_suite(name, watch, files)
+        found = admitted_suite(Notice.model_construct(suite=name), watch, files)
     except NotAdmittedError:
         assert name not in (*names(), "default", "own", "mine")
     else:

@@ -25,7 +25,7 @@ from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.storage import write_atomic
 
 GROUP = next(g.gr_name for g in getgrall() if g.gr_gid == os.getegid())
-OWN = ("inbox/refused", "inbox/suites")  # to which members of the group may not write
+OWN = ("inbox/refused",)  # to which members of the group may not write
 need_root = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot become another user")
 
 

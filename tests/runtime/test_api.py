@@ -185,20 +185,23 @@ def test_an_error_is_raised_before_anything_is_started(tmp_path, call, arguments
 
 
 @pytest.mark.usefixtures("own_settings")
-def test_tasks_are_submitted_as_a_suite_file_below_the_work_folder(tmp_path):
+def test_a_notice_holds_the_suite_of_tasks(tmp_path):
     """The daemon makes of it the evaluation that `submit` named; `[watch] suite` counts where nothing is named. A setting that
     has no value is none.
     """
     place = small(tmp_path / "step-7")
     sent = evalspan.submit(place, tasks="quickstart_mmlu,quickstart_gsm8k", limit=4)
-    file = Path(sent.suite)
-    assert file.parent == tmp_path / "work" / "inbox" / "suites"
-    assert file.parent.stat().st_mode & 0o077 == 0
+    other = evalspan.submit(place, tasks="quickstart_mmlu,quickstart_gsm8k", limit=4, batch_size=2)
+    assert sent.suite == other.suite == "quickstart_mmlu-quickstart_gsm8k-limit4"
     named = evalspan.submit(place, settings={"watch.suite": SUITE, "trial.device": None})
     assert (named.suite, named.what) == (SUITE, "new")
     ears = daemon(tmp_path / "work", Config())
     ears.tick()
-    assert set(ears.coordinator.evaluations.running) == {sent.evaluation_id, named.evaluation_id}
+    assert set(ears.coordinator.evaluations.running) == {
+        sent.evaluation_id,
+        other.evaluation_id,
+        named.evaluation_id,
+    }
     assert evalspan.submit(place, tasks=["quickstart_mmlu", "quickstart_gsm8k"], limit=4).what == "known"
     refused = typed("submit", place, "--suite", SUITE, "--model_args", "dtype=float32", code=1)
     assert "cannot change trial.model_args.dtype" in str(refused.exception)

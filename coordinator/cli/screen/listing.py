@@ -106,9 +106,8 @@ def _by_reason(
 
 
 def _suite(named: str) -> str:
-    """A suite's name, or that of its file; the file that a submission left has a digest in its name."""
-    kept = named.endswith(".toml") and Path(named).parts[-3:-1] == ("inbox", "suites")
-    return Path(named).stem.rpartition("-")[0] if kept else Path(named).stem if "/" in named else named
+    """A suite's name, or that of its file."""
+    return Path(named).stem if "/" in named else named
 
 
 def _queued(job: JobState, now: float) -> str:

@@ -94,7 +94,7 @@ def notice():
     said, wrong = inbox.parse(sys.argv[1].encode(), Path("a file of the inbox"))
     try:
         if not wrong:
-            admission.admitted_suite(said.suite, settings.watch, admission.suite_files(settings.watch))
+            admission.admitted_suite(said, settings.watch, admission.suite_files(settings.watch))
             admission.check_place(said.checkpoint, settings.watch)
     except OperatorError as error:
         wrong = str(error)

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from coordinator import api
 from coordinator.config.schema import Config
-from coordinator.errors import OperatorError
 from coordinator.evaluation.records import evaluation_id
 from coordinator.intake import suites
-from coordinator.intake.one_off import SuiteOptions, as_toml, file_name, suite_of, suite_options
+from coordinator.intake.inbox import Notice
+from coordinator.intake.suites import chosen, suite_of, words
 from coordinator.intake.validate import passed_over
 from evaljobs.contract.specs import CheckpointSpec, ModelOptions, SuiteSpec, TaskEntry
 
@@ -30,9 +30,8 @@ def test_tasks_are_the_suite_of_a_file_with_the_same_values(tmp_path):
     each = {"limit": 10.0, "num_fewshot": 5, "gen_kwargs": {"temperature": 0.5, "until": ["x"]}}
     whole = {"batch_size": 8, "seed": 7, "system_instruction": "Answer."}
     tasks = ("hellaswag", "arc_easy", "hellaswag")
-    made = suite_of(
-        SuiteOptions(tasks=tasks, apply_chat_template=True, **each, **whole | {"batch_size": "8"})
-    )
+    settings = {"apply_chat_template": True, **each, **whole, "batch_size": "8"}
+    made = suite_of(chosen(None, tasks, settings))
     assert re.fullmatch(r"hellaswag-arc_easy-limit10-5shot-chat-[0-9a-f]{6}", made.name)
     lines = [f"{key} = {json.dumps(value)}" for key, value in {"name": made.name, **whole}.items()]
     text = "\n".join([*lines, "apply_chat_template = true", *map(TASK_OF_FILE.format, tasks[:2])])
@@ -43,17 +42,17 @@ def test_tasks_are_the_suite_of_a_file_with_the_same_values(tmp_path):
 def test_options_replace_what_a_suite_says_of_each_task():
     """And its name says so, where that sets its scores apart; without options it is the suite itself."""
     plain = suites.load_suite("core")
-    assert suite_of(SuiteOptions(suite="core")) == suite_of(SuiteOptions(), "core") == plain
-    few = suite_of(SuiteOptions(suite="core", limit=4))
+    assert suite_of({"suite": "core"}) == suite_of({}, "core") == plain
+    few = suite_of({"suite": "core", "limit": 4})
     assert few.name == "core-limit4"
     assert few.tasks == tuple(task.model_copy(update={"limit": 4}) for task in plain.tasks)
-    sized = suite_of(SuiteOptions(suite="core", batch_size=2))
+    sized = suite_of({"suite": "core", "batch_size": 2})
     assert sized == plain.model_copy(update={"batch_size": 2})
-    options = SuiteOptions(suite="core", mode="fast", token_budget="4096")  # noqa: S106 (no password)
+    options = {"suite": "core", "token_budget": "4096", "mode": "fast"}
     fast = suite_of(options)
     assert (fast.mode, fast.token_budget, fast.name[:10]) == ("fast", 4096, "core-fast-")
-    assert options.words() == ["--suite", "core", "--token-budget", "4096", "--mode", "fast"]
-    assert suite_of(SuiteOptions(suite="core", mode="exact")).name == "core"
+    assert words(options) == ["--suite", "core", "--token-budget", "4096", "--mode", "fast"]
+    assert suite_of({"suite": "core", "mode": "exact"}).name == "core"
 
 
 @pytest.mark.parametrize("named", [{"suite": "core"}, {"tasks": ("arc_easy",)}])
@@ -66,20 +65,20 @@ def test_settings_that_change_scores_change_the_name(named):
         {"seed": 1},
         {"system_instruction": "Answer."},
     ]
-    made = {suite_of(SuiteOptions(**named, **each)).name for each in ({}, *more)}
+    made = {suite_of({**named, **each}).name for each in ({}, *more)}
     assert len(made) == 1 + len(more)
-    assert suite_of(SuiteOptions(**named, apply_chat_template=False)) == suite_of(SuiteOptions(**named))
+    assert suite_of({**named, "apply_chat_template": False}) == suite_of(named)
 
 
 def test_a_task_of_a_shipped_suite_brings_its_folder_and_its_judge_and_a_users_folder_comes_after(tmp_path):
     """Of two definitions of a task lm-eval takes the later folder's; evalspan's own tasks stay known."""
     (tmp_path / "mine.yaml").write_text("task: quickstart_arc\n")
     own, talks = (suites.load_suite(name).include_path for name in ("quickstart", "mt_bench"))
-    made = suite_of(SuiteOptions(tasks=("quickstart_mmlu", "mt_bench"), include_path=(str(tmp_path),)))
+    made = suite_of({"tasks": ["quickstart_mmlu", "mt_bench"], "include_path": [tmp_path]})
     assert set(made.include_path[:-1]) == {*own, *talks}
     assert made.include_path[-1] == str(tmp_path)
     assert [t.judge for t in made.tasks] == [False, True]
-    changed = suite_of(SuiteOptions(suite="quickstart", include_path=(str(tmp_path),)))
+    changed = suite_of({"suite": "quickstart", "include_path": [tmp_path]})
     assert changed.include_path == (*own, str(tmp_path))
     assert changed.name != "quickstart"
 
@@ -88,9 +87,8 @@ def test_a_notice_names_a_shipped_suite_beside_a_file_of_its_name(tmp_path, monk
     """As the suite itself is found: a file is named with a slash, or by .toml."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "core").touch()
-    spec = suites.load_suite("core")
-    assert api._named(SuiteOptions(suite="core"), spec, Config()) == "core"
-    assert api._named(SuiteOptions(suite="./s.toml"), spec, Config()) == str(tmp_path / "s.toml")
+    assert api._named({"suite": "core"}, Config()) == "core"
+    assert api._named({"suite": "./s.toml"}, Config()) == str(tmp_path / "s.toml")
 
 
 NAMES = st.text("abcdefgh_", min_size=1, max_size=60)
@@ -103,12 +101,12 @@ NAMES = st.text("abcdefgh_", min_size=1, max_size=60)
 )
 def test_a_name_is_readable_and_bounded_and_the_suggested_command_means_the_same(tasks, limit, share):
     """It begins with the first task, and says the limit, to the last digit in the command."""
-    name = suite_of(SuiteOptions(tasks=tuple(tasks), limit=limit)).name
+    name = suite_of({"tasks": tasks} if limit is None else {"tasks": tasks, "limit": limit}).name
     assert name.startswith(tasks[0][:40])
     assert len(name) <= 80
     assert (limit is not None) == name.endswith(f"limit{limit}")
     for given_limit in (limit or 1, share):
-        (word,) = SuiteOptions(limit=given_limit).words()[1:]
+        (word,) = words({"limit": given_limit})[1:]
         assert float(word) == given_limit
 
 
@@ -141,31 +139,18 @@ SUITES = st.builds(
     apply_chat_template=st.booleans() | TEXT,
     system_instruction=st.none() | TEXT,
     fewshot_as_multiturn=st.none() | st.booleans(),
-    tasks=st.lists(TASKS, min_size=1, max_size=3, unique_by=lambda task: task.name).map(tuple),
+    task=st.lists(TASKS, min_size=1, max_size=3, unique_by=lambda task: task.name).map(tuple),
 ).filter(lambda suite: suite.apply_chat_template is not False or not suite.fewshot_as_multiturn)
 SUITES = st.builds(lambda suite, more: suite.model_copy(update=more), SUITES, BUDGETS)
 
 
-@given(SUITES, SUITES)
-def test_a_suite_file_that_is_written_loads_as_the_same_suite_and_no_other_has_its_name(
-    tmp_path, suite, other
-):
-    """Whatever the texts hold: quotes, line ends, DEL, letters beyond ASCII."""
-    file = Path(tmp_path) / "s.toml"
-    file.write_bytes(as_toml(suite).encode())
-    assert suites.load_suite(file) == suite
-    assert (file_name(suite) == file_name(other)) == (suite == other)
-    assert Path(file_name(suite)).name == file_name(suite)
-
-
-def test_options_are_taken_whole_or_one_by_one():
-    """Not both: the one would be lost beside the other."""
-    chosen = SuiteOptions(tasks=("arc_easy",), limit=5)
-    assert suite_options(chosen, (), {"limit": None}) is chosen
-    assert suite_options(None, "arc_easy", {"limit": 5}) == chosen
-    for more in ({"limit": 5}, {"batch_size": "auto"}):
-        with pytest.raises(OperatorError, match="holds the other settings"):
-            suite_options(chosen, (), more)
+@given(SUITES)
+def test_a_notice_holds_a_suite_whatever_its_texts_hold(suite):
+    """Quotes, line ends, DEL, letters beyond ASCII. Suites of one name that differ are two checkpoints to evaluate."""
+    notice = Notice(checkpoint="/c", suite="s", spec=suite)
+    assert Notice.model_validate_json(notice.model_dump_json()) == notice
+    other = notice.model_copy(update={"spec": suite.model_copy(update={"seed": 77})})
+    assert other.key != notice.key != notice.model_copy(update={"spec": None}).key
 
 
 def test_a_broken_yaml_beside_the_suites_tasks_is_named_by_line(tmp_path):
@@ -216,7 +201,6 @@ def test_mode_budget_and_batch_sizes_of_tasks_are_part_of_the_id_where_a_suite_h
     """A suite in exact mode has the id of one that names no mode."""
     exact = suites.settled(CORE.model_copy(update={"mode": "exact"}), "fast", "hf")
     assert evaluation_id(CHECKPOINT, exact, MODEL) == evaluation_id(CHECKPOINT, CORE, MODEL)
-    assert file_name(exact) == file_name(CORE)
     fast = suites.settled(CORE, "fast", "hf")
     sized = {"tasks": (TWO[0].model_copy(update={"batch_size": 4}), TWO[1])}
     some = [fast, *(fast.model_copy(update=each) for each in (sized, {"token_budget": 4096}))]
