@@ -130,16 +130,21 @@ class Plan(Printed):
         return text
 
 
-def _sets_at_hand(settings: Config, suite: SuiteSpec, tokenizer: str) -> dict[str, dict[str, str]]:
-    """Request sets of the suite that are prepared for this tokenizer."""
+def _sets_at_hand(settings: Config, suite: SuiteSpec, tokenizer: str) -> dict[str, dict[str, Any]]:
+    """Request sets of the suite that are prepared for this tokenizer: entry -> {leaf task: what it holds}."""
     from coordinator.intake import from_settings, hub, request_sets
     from coordinator.intake.checkpoint import inspect
+    from coordinator.planning import from_suite
 
     site = from_settings.site_of(settings)
     folder = hub.local_folder(tokenizer, say_aside, allow_bin=True, weights=False)
     model = from_settings.model_options(settings)
     inputs = from_settings.inputs_for(site, from_settings.lm_eval_version(settings, site))(suite, model)
-    return request_sets.at_hand(suite, inspect(folder, weights=False), model, inputs, site)
+    held = request_sets.at_hand(suite, inspect(folder, weights=False), model, inputs, site)
+    cuts = {task.name: from_suite.cut(suite, entry) for entry, task in enumerate(suite.tasks)}
+    return {
+        name: request_sets.read(folders, dict.fromkeys(folders, cuts[name])) for name, folders in held.items()
+    }
 
 
 class _Priors(Where):

@@ -1,4 +1,4 @@
-"""Finds request sets on disk, by the lookup digest of a suite entry, and builds those of `evalspan prepare`.
+"""Finds and reads request sets on disk, by the lookup digest of a suite entry, and builds those of `evalspan prepare`.
 
 Rule: the digest covers all inputs that decide a prompt or a token and are visible without a build:
 the entry, the suite's settings, its source key (`intake.source_keys`), tokenizer and config bytes,
@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from coordinator.base.run_command import CommandError
 from coordinator.errors import OperatorError
+from coordinator.evaluation.actions import FindResponses, MakePlan
 from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import Inputs, cut_of, cut_on_disk
 from coordinator.intake.checkpoint import inspect
@@ -26,6 +27,7 @@ from coordinator.intake.present import Present, evaljobs_says
 from evaljobs.contract.names import ADAPTERS
 from evaljobs.contract.paths import batch_index_file, entry_manifest, request_set_manifest, slug
 from evaljobs.contract.specs import (
+    BatchIndex,
     BuildSpec,
     CheckpointSpec,
     EntryManifest,
@@ -99,6 +101,42 @@ def found(folder: Path, cut: str, present: Present | None) -> dict[str, str] | N
         if cut and not batch_index_file(place, cut).exists():
             return None
     return sets
+
+
+class RequestSetError(OperatorError):
+    """A request set on disk cannot be read; the message names its folder."""
+
+
+def read(
+    folders: Mapping[str, str], cuts: Mapping[str, str]
+) -> dict[str, tuple[RequestSetManifest, BatchIndex]]:
+    """Manifest and batches of every leaf task, by name; RequestSetError says what cannot be read.
+
+    `cuts`: its name -> the cut of its batch files, as `records.cut_on_disk`.
+    """
+    sets = {}
+    for task, folder in folders.items():
+        try:
+            manifest = RequestSetManifest.model_validate_json(request_set_manifest(folder).read_bytes())
+            index = BatchIndex.model_validate_json(batch_index_file(folder, cuts[task]).read_bytes())
+        except (OSError, ValidationError) as error:
+            raise RequestSetError(f"the request set of {task} in {folder} cannot be read: {error}") from error
+        if index.key != manifest.key:
+            raise RequestSetError(
+                f"the batches of {task} in {folder} are of other requests: remove that folder"
+            )
+        sets[task] = (manifest, index)
+    return sets
+
+
+def read_wanted(wanted: MakePlan | FindResponses) -> dict[str, tuple[RequestSetManifest, BatchIndex]]:
+    """As `read`, of the leaf tasks of an action."""
+    cuts = {
+        task: cut_on_disk(wanted.cuts.get(entry, ""), wanted.batch_size)
+        for entry, sets in wanted.sets.items()
+        for task in sets
+    }
+    return read({task: folder for sets in wanted.sets.values() for task, folder in sets.items()}, cuts)
 
 
 def _on_disk(suite: SuiteSpec, entry: int) -> str:

@@ -1,21 +1,29 @@
 """The two-stage flow shop of every planning policy: shards on lanes, then metrics on CPU slots. Pure.
 
 Rule: a policy decides the cuts, their order and their lanes; this module alone computes when lanes and
-metrics end. Called by `planner` (evalspan's own policy) and `round_robin` (the policy of Hu et al., NSDI 2024).
+metrics end. Called by `planner`, whose policies are evalspan's own and that of Hu et al., NSDI 2024.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from heapq import heapify, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
 
-from coordinator.planning.batch_sums import extremes, running, seconds_of
-from coordinator.planning.cpu_stage import FINEST, MetricJob, divided, metrics_end
 from coordinator.planning.lower_bound import bound
-from coordinator.planning.model import LanePlan, Plan, PlannedShard, Problem, WorkSet
+from coordinator.planning.model import (
+    LanePlan,
+    Plan,
+    PlannedShard,
+    Problem,
+    WorkSet,
+    extremes,
+    running,
+    seconds_of,
+)
 from coordinator.planning.shard_sizes import OVERHEAD_SHARE, Span, shards_of
 
 PASSES = 3  # of levelling, over all sets
@@ -307,3 +315,72 @@ def _check(sets: Sequence[WorkSet]) -> None:
         batches = work.batch_seconds
         if not (extremes(batches)[0] >= 0 and seconds_of(batches) < inf):
             raise ValueError(f"{work.name}: batch seconds must be 0 or more")
+
+
+# --- the second stage: metric jobs on CPU slots -------------------------------------------------------------------
+# First come first served, as the job queue runs them. An `execute` metric is divisible by document: a shard's work becomes several
+# jobs, as many as its set may run at once. A job that waits for its own set holds no slot.
+
+MetricJob = tuple[float, float, int]
+"""(ready at, CPU seconds, index of its set)"""
+
+
+FINEST = 0.002
+"""Least length of a job, as a share of the CPU work per slot."""
+
+
+def divided(
+    ready: float, seconds: float, index: int, *, at_once: int, documents: int, grain: float
+) -> list[MetricJob]:
+    """Jobs of an `execute` shard: at most `at_once`, each of a document and `grain` seconds or more."""
+    pieces = min(at_once, documents, int(seconds / grain)) if grain > 0 else 1
+    if pieces <= 1:
+        return [(ready, seconds, index)]
+    return [(ready, seconds / pieces, index)] * pieces
+
+
+def metrics_end(jobs: Sequence[MetricJob], parallelism: Sequence[int], slots: int) -> float:
+    """Seconds at which the last job ends; 0.0 without jobs. `parallelism[set]`: its jobs at once."""
+    if not jobs:
+        return 0.0
+    counts: dict[int, int] = {}
+    for _, _, index in jobs:
+        counts[index] = counts.get(index, 0) + 1
+    if any(parallelism[index] < count for index, count in counts.items()):
+        return _run(jobs, parallelism, slots)
+    if slots >= len(jobs):
+        return max(ready + seconds for ready, seconds, _ in jobs)
+    free = [0.0] * slots  # an ordered list of equal numbers is a heap
+    for ready, seconds, _ in sorted(jobs):
+        heapreplace(free, max(ready, free[0]) + seconds)
+    return max(free)
+
+
+def _run(jobs: Sequence[MetricJob], parallelism: Sequence[int], slots: int) -> float:
+    arrivals = sorted(jobs)
+    queued: list[tuple[float, int]] = []  # (ready, arrival number) of jobs that wait for a slot
+    held: dict[int, deque[int]] = {}  # arrival numbers that wait for their own set
+    running: dict[int, int] = {}
+    ends: list[tuple[float, int]] = []  # (end, set) of jobs on slots
+    now, last, arrived = 0.0, 0.0, 0
+    while arrived < len(arrivals) or ends:
+        if ends and (arrived == len(arrivals) or ends[0][0] <= arrivals[arrived][0]):
+            now, index = heappop(ends)
+            running[index] -= 1
+            if held.get(index):
+                number = held[index].popleft()
+                heappush(queued, (arrivals[number][0], number))
+        else:
+            now = arrivals[arrived][0]
+            heappush(queued, (now, arrived))
+            arrived += 1
+        while queued and len(ends) < slots:
+            _, number = heappop(queued)
+            _, seconds, index = arrivals[number]
+            if running.get(index, 0) >= parallelism[index]:
+                held.setdefault(index, deque()).append(number)
+                continue
+            running[index] = running.get(index, 0) + 1
+            heappush(ends, (now + seconds, index))
+            last = max(last, now + seconds)
+    return last

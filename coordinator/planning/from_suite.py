@@ -12,15 +12,16 @@ from typing import Any
 
 from coordinator.errors import OperatorError
 from coordinator.evaluation.records import TOKEN_BUDGET, cut_of, cut_on_disk
-from coordinator.planning.make_plan import BYTES_PER_PARAMETER, SHARD_OVERHEAD_SECONDS, read_sets
+from coordinator.planning.make_plan import BYTES_PER_PARAMETER, SHARD_OVERHEAD_SECONDS
 from evaljobs.contract.names import Cut
-from evaljobs.contract.specs import SuiteSpec, TaskEntry
+from evaljobs.contract.specs import BatchIndex, RequestSetManifest, SuiteSpec, TaskEntry
 from priors import sizes
 from priors.estimate import Features, Learnt, predict_batches, predict_load, predict_metric
 from priors.hardware import NOMINAL, memory_bytes, nominal
 from priors.table import Observation
 
 UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+BATCH_SIZE = 16  # where a suite's is "auto"
 WORKING_SHARE = 0.1  # of the weights' memory, for activations and the key-value cache
 BYTES_PER_SECOND = 3.1e9  # bytes per second of a 25 Gb/s storage NIC
 
@@ -68,9 +69,16 @@ def gpus_per_trial(model_parameters: int, hardware: str, gpus_per_node: int) -> 
     return count
 
 
+def cut(suite: SuiteSpec, entry: int) -> str:
+    """The cut of an entry's batches as files are named, with BATCH_SIZE where the suite's own is found by a trial."""
+    size = suite.batch_size if isinstance(suite.batch_size, int) else BATCH_SIZE
+    budget = suite.token_budget if isinstance(suite.token_budget, int) else TOKEN_BUDGET
+    return cut_on_disk(cut_of(suite, entry, size, budget), size)
+
+
 def instance(
     suite: SuiteSpec,
-    sets: Mapping[str, Mapping[str, str]],
+    sets: Mapping[str, Mapping[str, tuple[RequestSetManifest, BatchIndex]]],
     history: Sequence[Observation],
     *,
     nodes: int,
@@ -81,7 +89,7 @@ def instance(
     engine: str,
     gpus_per_trial: int = 1,
 ) -> dict[str, Any]:
-    """A planning instance (JSON-able). `sets`: prepared entry -> {leaf task: folder}.
+    """A planning instance (JSON-able). `sets`: prepared entry -> {leaf task: its request set}.
 
     A trial on several GPUs counts as one GPU of the instance, at one GPU's speed.
     """
@@ -89,21 +97,17 @@ def instance(
         raise OperatorError(
             f"[trial] gpus_per_trial is {gpus_per_trial}, and a node has {gpus_per_node} GPUs: give more --gpus-per-node"
         )
-    batch_size = suite.batch_size if isinstance(suite.batch_size, int) else 16
-    budget = suite.token_budget if isinstance(suite.token_budget, int) else TOKEN_BUDGET
     learnt = Learnt(history)
     rows = []
     for at, task in enumerate(suite.tasks):
-        cut = cut_of(suite, at, batch_size, budget)
-        for name, prefill, generated, documents, executes in _tokens(
-            task, sets.get(task.name), cut_on_disk(cut, batch_size)
-        ):
+        cut_at = cut(suite, at)
+        for name, prefill, generated, documents, executes in _tokens(task, sets.get(task.name), cut_at):
             features = Features(
                 task=name,
                 model_parameters=model_parameters,
                 hardware=hardware,
                 engine=engine,
-                batch_size=task.batch_size or batch_size,
+                batch_size=Cut.parse(cut_at).batch_size,
                 mode=suite.mode or "exact",
             )
             predicted = predict_batches(features, prefill, generated, learnt)
@@ -133,13 +137,13 @@ def instance(
 
 
 def _tokens(
-    task: TaskEntry, folders: Mapping[str, str] | None, cut: str
+    task: TaskEntry, prepared: Mapping[str, tuple[RequestSetManifest, BatchIndex]] | None, cut: str
 ) -> list[tuple[str, Sequence[int], Sequence[int], int, bool]]:
     """(name, prefill tokens, capped generated tokens, documents, executes) of each leaf of an entry."""
-    if folders is not None:
+    if prepared is not None:
         return [
             (name, index.prefill_tokens, index.generated_tokens, manifest.documents, manifest.executes)
-            for name, (manifest, index) in read_sets(folders, dict.fromkeys(folders, cut)).items()
+            for name, (manifest, index) in prepared.items()
         ]
     known = sizes.known(task.name)
     if known is None:

@@ -11,9 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from coordinator.planning.batch_sums import Even
 from coordinator.planning.lower_bound import bound
-from coordinator.planning.model import UNLIMITED, Lane, Plan, Problem, WorkSet
+from coordinator.planning.model import UNLIMITED, Even, Lane, Plan, Problem, WorkSet
 from coordinator.planning.planner import PLANNERS
 
 Seconds = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]

@@ -20,8 +20,7 @@ from itertools import accumulate, pairwise
 from operator import mul
 from typing import NamedTuple
 
-from coordinator.planning.batch_sums import extremes, seconds_of
-from coordinator.planning.model import Lane, Problem
+from coordinator.planning.model import Lane, Problem, extremes, seconds_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

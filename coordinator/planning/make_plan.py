@@ -1,6 +1,6 @@
-"""Makes a plan from request sets on disk and priors. Called by `effects` for the action MakePlan.
+"""Makes a plan from request sets and priors. Called by `effects` for the action MakePlan.
 
-Rule: all that is read here goes into the `Planned` event, so a replay of the journal needs no file.
+Rule: all that is given here goes into the `Planned` event, so a replay of the journal needs no file.
 """
 
 from __future__ import annotations
@@ -9,21 +9,17 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
-
-from pydantic import ValidationError
 
 from coordinator.cluster import CPU_SLOT
 from coordinator.evaluation.actions import MakePlan
 from coordinator.evaluation.events import Planned, PlannedLane, PlannedLeaf
-from coordinator.evaluation.records import EvaluationRecord, cut_on_disk
+from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import NodeUse
 from coordinator.planning.flow_shop import end_of
 from coordinator.planning.model import UNLIMITED, Lane, PlannedShard, Problem, WorkSet
 from coordinator.planning.planner import PLANNERS
 from evaljobs.contract.names import ShardId
-from evaljobs.contract.paths import batch_index_file, request_set_manifest
 from evaljobs.contract.specs import BatchIndex, RequestSetManifest
 from priors.estimate import (
     JUDGES_AT_ONCE,
@@ -34,7 +30,6 @@ from priors.estimate import (
     predict_load,
     predict_metric,
 )
-from priors.table import read as read_observations
 
 SHARD_OVERHEAD_SECONDS = 0.02
 """Seconds between two shards of a trial: claim, read, dump, fsync. Measured on a local disk: 0.005 s (32
@@ -45,32 +40,6 @@ SLACK = 1.02  # longest accepted end of the metrics, as a factor of the end with
 # seconds are three times the likely ones
 WORKER_SECONDS = 30.0
 BYTES_PER_PARAMETER = 2  # of bf16 and fp16, the usual formats of checkpoints
-
-
-class PlanningError(Exception):
-    """Files on disk do not make a plan; the message names the file."""
-
-
-def read_sets(
-    folders: Mapping[str, str], cuts: Mapping[str, str]
-) -> dict[str, tuple[RequestSetManifest, BatchIndex]]:
-    """Manifest and batches of every leaf task, by name; PlanningError says what cannot be read.
-
-    `cuts`: its name -> the cut of its batch files, as `records.cut_on_disk`.
-    """
-    sets = {}
-    for task, folder in folders.items():
-        try:
-            manifest = RequestSetManifest.model_validate_json(request_set_manifest(folder).read_bytes())
-            index = BatchIndex.model_validate_json(batch_index_file(folder, cuts[task]).read_bytes())
-        except (OSError, ValidationError) as error:
-            raise PlanningError(f"the request set of {task} in {folder} cannot be read: {error}") from error
-        if index.key != manifest.key:
-            raise PlanningError(
-                f"the batches of {task} in {folder} are of other requests: remove that folder"
-            )
-        sets[task] = (manifest, index)
-    return sets
 
 
 def hardware_of(nodes: Iterable[NodeUse]) -> str:
@@ -157,23 +126,21 @@ def fewest_workers(end: Callable[[int], float], most: int, cpu_seconds: float) -
 
 
 def make_plan(
-    record: EvaluationRecord, wanted: MakePlan, observations: Path, hardware: str, now: float
+    record: EvaluationRecord,
+    wanted: MakePlan,
+    read: Mapping[str, tuple[RequestSetManifest, BatchIndex]],
+    history: Learnt,
+    *,
+    hardware: str,
+    now: float,
 ) -> Planned:
-    """Plan these sets on these lanes. PlanningError for unreadable request sets or observations."""
-    try:
-        history = Learnt(read_observations(observations))
-    except ValueError as error:
-        raise PlanningError(f"{error}; move {observations} away to plan without it") from error
+    """Plan these sets on these lanes. `read`: what the folders of `wanted` hold, by leaf task."""
     options = record.options
-    places = {
-        task: (entry, folder) for entry, folders in wanted.sets.items() for task, folder in folders.items()
+    sets = {
+        task: _Found(entry, folder, wanted.cuts.get(entry, ""), *read[task])
+        for entry, folders in wanted.sets.items()
+        for task, folder in folders.items()
     }
-    cuts = {task: wanted.cuts.get(entry, "") for task, (entry, _) in places.items()}
-    read = read_sets(
-        {task: folder for task, (_, folder) in places.items()},
-        {task: cut_on_disk(cut, wanted.batch_size) for task, cut in cuts.items()},
-    )
-    sets = {task: _Found(*places[task], cuts[task], *found) for task, found in read.items()}
     pairs = list(_work_sets(record, sets, hardware, history))
     works, late = [work for work, _ in pairs], {work.name: seconds for work, seconds in pairs}
     asked = [work for work in works if sets[work.name].batches.requests]
@@ -205,7 +172,7 @@ def make_plan(
             PlannedLane(
                 lane=lane.lane,
                 node=lane.node,
-                shards=tuple((_name(s, cuts[s.set]), s.rank, s.seconds) for s in lane.shards),
+                shards=tuple((_name(s, sets[s.set].cut), s.rank, s.seconds) for s in lane.shards),
             )
             for lane in made.lanes
         ),

@@ -42,7 +42,6 @@ from coordinator.evaluation.events import (
     JobNotSubmitted,
     JobSubmitted,
     PlanFailed,
-    Planned,
     RequestSetsFound,
     ResultsWritten,
 )
@@ -60,7 +59,7 @@ from coordinator.intake import request_sets
 from coordinator.intake.checkpoint import CheckpointError, inspect
 from coordinator.intake.present import Present
 from coordinator.intake.source_keys import inputs_of
-from coordinator.planning.make_plan import PlanningError, hardware_of, make_plan
+from coordinator.planning.make_plan import hardware_of, make_plan
 from coordinator.runtime import gpu_names, reuse
 from coordinator.runtime.cluster_calls import Call, ClusterCalls
 from coordinator.runtime.finalize import write_results
@@ -69,6 +68,8 @@ from evaljobs.contract.paths import request_set_manifest
 from evaljobs.contract.storage import write_atomic
 from evaljobs.queue.redis_client import QueueUnavailable
 from evaljobs.queue.work_queue import QueuedShard, QueueSnapshot, WorkQueue
+from priors.estimate import Learnt
+from priors.table import read as read_observations
 
 log = logging.getLogger(__name__)
 
@@ -186,12 +187,16 @@ class Performer:
         return [RequestSetsFound(at=clock.now(), sets=kept, folders=folders, batch_size=state.batch_size)]
 
     def _make_plan(self, state: State, action: MakePlan) -> list[AnyEvent]:
+        hardware = hardware_of(state.nodes.by_name.values())
         try:
-            hardware = hardware_of(state.nodes.by_name.values())
-            planned: Planned = make_plan(state.record, action, self.observations, hardware, clock.now())
-        except PlanningError as error:
+            read = request_sets.read_wanted(action)
+            history = Learnt(read_observations(self.observations))
+        except request_sets.RequestSetError as error:
             return self.lost_sets(state) or [PlanFailed(at=clock.now(), error=str(error))]
-        return [planned]
+        except ValueError as error:
+            why = f"{error}; move {self.observations} away to plan without it"
+            return [PlanFailed(at=clock.now(), error=why)]
+        return [make_plan(state.record, action, read, history, hardware=hardware, now=clock.now())]
 
     # --- jobs ------------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,8 @@ from coordinator.errors import OperatorError
 from coordinator.evaluation.events import AnyEvent
 from coordinator.evaluation.records import cut_on_disk
 from coordinator.evaluation.state import State
-from coordinator.planning.make_plan import BYTES_PER_PARAMETER, hardware_of, read_sets
+from coordinator.intake import request_sets
+from coordinator.planning.make_plan import BYTES_PER_PARAMETER, hardware_of
 from coordinator.report.judge_cost import judge_use
 from coordinator.report.learning_curves import SCORES, Point, ScoreValue, scores_of
 from coordinator.report.measurements import Report, ShardSpan, make_report, without_measurements
@@ -141,7 +142,7 @@ def learnt(state: State, report: Report) -> list[Observation]:
         if leaf.todo or name not in seconds:
             continue
         cut = cut_on_disk(leaf.planned.cut, state.batch_size)
-        manifest, index = read_sets({name: leaf.planned.folder}, {name: cut})[name]
+        manifest, index = request_sets.read({name: leaf.planned.folder}, {name: cut})[name]
         metric, together = metrics[name]
         rows.append(
             Observation(

@@ -14,9 +14,8 @@ from coordinator.base.words import first_of
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
 from coordinator.evaluation.records import EvaluationRecord, Inputs, cut_of, cut_on_disk, evaluation_id
-from coordinator.intake import from_settings, validate
+from coordinator.intake import from_settings, request_sets, validate
 from coordinator.intake.checkpoint import CheckpointError, inspect
-from coordinator.planning.make_plan import read_sets
 from coordinator.runtime.reuse import Earlier, answered
 from evaljobs.contract.specs import ModelOptions, RequestSetManifest, SuiteSpec, TaskEntry
 
@@ -73,7 +72,7 @@ def check_answers(suite: SuiteSpec, parent: Earlier, sets: Mapping[str, Mapping[
     for index, task in enumerate(suite.tasks):
         cut = cut_of(suite, index, suite.batch_size, suite.token_budget)
         on_disk = dict.fromkeys(sets[task.name], cut_on_disk(cut, suite.batch_size))
-        for leaf, (manifest, batches) in read_sets(sets[task.name], on_disk).items():
+        for leaf, (manifest, batches) in request_sets.read(sets[task.name], on_disk).items():
             if answered(parent, manifest, batches, cut) is None:
                 why[leaf] = _why(suite, task, manifest, parent)
     if why:

@@ -26,10 +26,10 @@ from coordinator.errors import EvalspanError
 from coordinator.evaluation import shards
 from coordinator.evaluation.actions import FindResponses
 from coordinator.evaluation.events import OutcomeSeen, Planned, PlannedLeaf, ResponsesFound, ShardsDumped
-from coordinator.evaluation.records import EvaluationRecord, checkpoint_name, cut_on_disk
+from coordinator.evaluation.records import EvaluationRecord, checkpoint_name
 from coordinator.evaluation.state import EntryState, State
+from coordinator.intake import request_sets
 from coordinator.intake.present import Present
-from coordinator.planning.make_plan import PlanningError, read_sets
 from coordinator.runtime.journal import read_events
 from evaljobs.contract.folded import exists, file_size, files_in, open_file, read_bytes
 from evaljobs.contract.names import PLACES, ShardId
@@ -100,11 +100,10 @@ def find(
     Nothing where it cannot be read; `--fresh` uses nothing of earlier evaluations.
     """
     nothing = ResponsesFound(at=now)
-    folders = {task: folder for sets in wanted.sets.values() for task, folder in sets.items()}
     cuts = {t: wanted.cuts.get(entry, "") for entry, sets in wanted.sets.items() for t in sets}
     try:
-        sets = read_sets(folders, {t: cut_on_disk(cut, wanted.batch_size) for t, cut in cuts.items()})
-    except PlanningError:
+        sets = request_sets.read_wanted(wanted)
+    except request_sets.RequestSetError:
         return nothing  # the plan will say so
     alike = set[str]()
     shared = {

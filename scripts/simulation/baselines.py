@@ -3,7 +3,7 @@
 Rule: partitioners follow their sources to the document, with the sources' errors. Where a source
 leaves a choice open, the one that is faster for the baseline is taken. Sources: OpenCompass
 `partitioners/num_worker.py`, `runners/slurm_sequential.py`. The policy of Hu et al., NSDI 2024, is planned by
-`planning.round_robin`, for real runs too.
+`planning.planner`, for real runs too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from math import ceil
 from typing import Any, NamedTuple
 
-from coordinator.planning.cpu_stage import MetricJob, metrics_end
+from coordinator.planning.flow_shop import MetricJob, metrics_end
 from coordinator.planning.instance import DataSet
 from simulation.sampled_times import Truth
 

@@ -11,9 +11,8 @@ from itertools import accumulate
 from math import exp, sqrt
 from random import Random
 
-from coordinator.planning.batch_sums import extremes, running
 from coordinator.planning.lower_bound import Bound, Size, bound_of
-from coordinator.planning.model import Lane, WorkSet
+from coordinator.planning.model import Lane, WorkSet, extremes, running
 
 BLOCKS = 16
 """Blocks of equal predicted seconds in a set, with an inner draw each."""

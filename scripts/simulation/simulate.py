@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-from coordinator.planning.cpu_stage import FINEST, MetricJob, divided, metrics_end
+from coordinator.planning.flow_shop import FINEST, MetricJob, divided, metrics_end
 from coordinator.planning.model import Lane, Plan, PlannedShard
 from simulation.sampled_times import Truth
 

@@ -17,10 +17,10 @@ from bench import peer_job, slurm, synthetic, world
 from bench.portfolio import Portfolio, instance_text
 from support.goldens import deep
 
+from coordinator.intake import request_sets
 from coordinator.intake.checkpoint import inspect
 from coordinator.intake.request_sets import found
 from coordinator.planning.instance import parse_instance
-from coordinator.planning.make_plan import read_sets
 from evaljobs.trial.engines.protocol import Engine
 from evaljobs.trial.shard_runner import RequestSet
 
@@ -106,7 +106,7 @@ def test_every_runner_is_given_the_same_drawn_seconds(tmp_path):
     one = next(s for s in drawn.sets if s.name == "humaneval")
     world.write_set(one, tmp_path)
     sets, count = found(tmp_path, "1", None), len(one.seconds)
-    manifest, index = read_sets(sets, {"humaneval": "1"})["humaneval"]
+    manifest, index = request_sets.read(sets, {"humaneval": "1"})["humaneval"]
     assert (manifest.executes, manifest.documents, len(index.documents)) == (True, count, count)
     batches = RequestSet(sets["humaneval"], 1).batches(0, count)
     assert [float(p.context) for b in batches for p in b.pieces] == pytest.approx(one.seconds, abs=1e-6)

@@ -21,6 +21,7 @@ from support.simulated.world import World
 from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
 from coordinator.evaluation.job_specs import Site
+from coordinator.intake import request_sets
 from coordinator.intake.present import Present
 from coordinator.planning.make_plan import make_plan
 from coordinator.runtime import reuse
@@ -36,6 +37,7 @@ from evaljobs.scoring import score as metric
 from evaljobs.trial.engines import loading
 from evaljobs.trial.engines.protocol import Engine
 from evaljobs.trial.shard_runner import RequestSet, run_shard
+from priors.estimate import Learnt
 
 SUITES = 200
 FAULTS = Faults(kill=0.01, restart=0.02, listing=0.1)
@@ -109,8 +111,8 @@ class Suite(World):
             case do.FindResponses():
                 return [reuse.find(self.state, action, self.site.paths, Present(self.site), self.now)]
             case do.MakePlan():
-                none = self.lab.folder / "observations"
-                return [make_plan(self.record, action, none, "cpu", self.now)]
+                read = request_sets.read_wanted(action)
+                return [make_plan(self.record, action, read, Learnt([]), hardware="cpu", now=self.now)]
             case _:
                 return super().effect(action)
 

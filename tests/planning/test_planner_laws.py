@@ -10,11 +10,10 @@ from support.drawn import some
 from support.oracle import best_known, random_problem
 from support.problems import JUDGE, alike, fixed, lanes, work, work_sets
 
-from coordinator.planning.batch_sums import Even
 from coordinator.planning.flow_shop import end_of
 from coordinator.planning.lower_bound import MeasuredSet, bound, measured_lower_bound
 from coordinator.planning.make_plan import SLACK, WORKER_SECONDS, fewest_workers
-from coordinator.planning.model import Lane, Problem, WorkSet
+from coordinator.planning.model import Even, Lane, Problem, WorkSet
 from coordinator.planning.planner import plan
 from priors.estimate import Learnt, predict_metric
 

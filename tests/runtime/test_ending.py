@@ -16,7 +16,7 @@ from coordinator.evaluation.records import Inputs, cut_on_disk, evaluation_id
 from coordinator.evaluation.state import Phase
 from coordinator.intake import request_sets
 from coordinator.intake.present import Present
-from coordinator.planning.make_plan import PlanningError, make_plan
+from coordinator.planning.make_plan import make_plan
 from coordinator.report.gpu_use import DRAINED, GpuUse
 from coordinator.report.learning_curves import ScoreValue
 from coordinator.report.load_series import point_of
@@ -31,6 +31,8 @@ from evaljobs.contract.paths import EvaluationPaths, batch_index_file, entry_man
 from evaljobs.contract.specs import BatchIndex, EntryManifest, FrameRef, RequestSetManifest
 from evaljobs.contract.storage import write_atomic, write_record
 from evaljobs.lmeval.shown_inputs import digest_of
+from priors.estimate import Learnt
+from priors.table import read as read_observations
 
 
 @pytest.fixture
@@ -268,7 +270,10 @@ def of_14_gb(suite):
 def plan_of(folder, cut, suite=None, tasks=("t0",)):
     sets = {0: {task: str(folder / task) for task in tasks}}
     wanted = MakePlan(sets=sets, batch_size=8, lanes=(("n/0", "n"),), cuts={0: cut} if cut else {})
-    return make_plan(of_14_gb(suite), wanted, folder.parent / "observations.jsonl", "gpu", 1.0)
+    history = Learnt(read_observations(folder.parent / "observations.jsonl"))
+    return make_plan(
+        of_14_gb(suite), wanted, request_sets.read_wanted(wanted), history, hardware="gpu", now=1.0
+    )
 
 
 def test_a_plan_is_of_the_batches_of_its_cut_and_its_shards_name_it(folder):
@@ -284,7 +289,7 @@ def test_a_plan_is_of_the_batches_of_its_cut_and_its_shards_name_it(folder):
         seconds.append(planned.gpu_seconds)
     assert seconds == sorted(set(seconds))
     assert request_sets.found(folder, "fast-50-8", None) is None
-    with pytest.raises(PlanningError, match="batches-fast-50-8"):
+    with pytest.raises(request_sets.RequestSetError, match="batches-fast-50-8"):
         plan_of(folder, "fast-50-8")
     assert cut_on_disk("", "auto") == ""
 

@@ -24,12 +24,10 @@ from simulation.simulate import simulate
 from support.drawn import some
 from support.problems import alike, fixed, instance_text, instances, lanes, work_sets
 
-from coordinator.planning.batch_sums import Even
 from coordinator.planning.instance import DataSet, parse_instance, plan_instance
 from coordinator.planning.make_plan import SHARD_OVERHEAD_SECONDS
-from coordinator.planning.model import Lane, LanePlan, Plan, PlannedShard, Problem, WorkSet
-from coordinator.planning.planner import PLANNERS, plan
-from coordinator.planning.round_robin import SMALL, plan_round_robin
+from coordinator.planning.model import Even, Lane, LanePlan, Plan, PlannedShard, Problem, WorkSet
+from coordinator.planning.planner import PLANNERS, SMALL, plan, plan_round_robin
 
 SIMULATE = Path(__file__).parents[2] / "scripts" / "simulate"
 FEW = some(12)
