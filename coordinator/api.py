@@ -19,7 +19,6 @@ from coordinator.base.words import options_of, typed
 from coordinator.config import toml
 from coordinator.config.schema import Config
 from coordinator.errors import EvalspanError, OperatorError
-from coordinator.evaluation.records import Inputs
 from coordinator.evaluation.state import State
 from coordinator.intake import from_settings, hub, inbox, places, request_sets, resubmit, suites, work_folder
 from coordinator.intake.suites import PathLike, SuiteSettings
@@ -171,7 +170,7 @@ def rescore(
     def checked(new: EvaluationRecord) -> EvaluationRecord:
         words = ["--suite", str(suite or new.suite.name)]
         new = _checked(new, known, coordinator, observer, words)
-        made_of, folder = new.inputs or Inputs(), new.checkpoint.source
+        made_of, folder = new.inputs, new.checkpoint.source
         sets = request_sets.prepare(
             new.suite,
             folder,

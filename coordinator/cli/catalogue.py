@@ -213,22 +213,21 @@ class Validate(Chosen):
         from coordinator import api
         from coordinator.intake import catalogue, from_settings, hub, request_sets
         from coordinator.intake.checkpoint import inspect
-        from coordinator.intake.validate import inspected, judge_for
 
         loaded = from_settings.settled(settings, suite)
         site = from_settings.site_of(settings)
         version = from_settings.lm_eval_version(settings, site)
         allow_bin = settings.checkpoint.allow_bin
-        judge_for(settings, loaded)
-        folder, spec, convert = checkpoint, None, None
+        from_settings.judge_for(settings, loaded)
+        folder, spec, raw = checkpoint, None, settings.checkpoint.convert
         if checkpoint is not None:
             folder = hub.local_folder(checkpoint, say_aside, allow_bin=allow_bin, weights=False)
             if folder == checkpoint:
-                spec, convert = inspected(folder, allow_bin=allow_bin, convert=settings.checkpoint.convert)
+                spec = inspect(folder, allow_bin=allow_bin, convert=raw)
             else:  # the Hub's: `eval` fetches and checks the weights
                 spec = inspect(folder, weights=False)
         prepare = api.prepare_options(self.chosen, settings, self.config, self.work_dir)
-        source = spec.source if spec else None
+        source, convert = spec.source if spec else None, raw if spec and spec.is_raw else None
         api.check_suite(loaded, settings, TerminalMessages(), prepare, source, convert=convert)
         held = catalogue.holdings(loaded, _own_tasks(site, version()))
         built: dict[str, dict[str, str]] = {}

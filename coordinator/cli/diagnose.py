@@ -112,7 +112,7 @@ def _asked(settings: Config, system: str, user: str, votes: int) -> list[str]:
     """Answers of the model, one after the other. OperatorError without an endpoint, or where they may cost too much."""
     import openai
 
-    from coordinator.intake.validate import judge_options
+    from coordinator.intake.from_settings import judge_options
     from evaljobs.judges.asking import read_key
     from evaljobs.judges.judgement import Ask, cost_at_most
 

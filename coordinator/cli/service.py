@@ -136,7 +136,7 @@ def _check_watch(settings: Config, config: Path | None) -> None:
     """Refuse at the start a [watch] suite that does not load or lacks its judge."""
     from coordinator.config.loading import source_of
     from coordinator.intake.admission import loaded_suites
-    from coordinator.intake.validate import judge_for
+    from coordinator.intake.from_settings import judge_for
 
     watch = settings.watch
     for suite in loaded_suites(watch, partial(source_of, config, os.environ, "watch")):

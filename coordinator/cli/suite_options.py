@@ -43,22 +43,16 @@ class Chosen(Printed):
     @cached_property
     def chosen(self) -> dict[str, Any]:
         """What was typed, as arguments of `coordinator.api`. OperatorError."""
-        from coordinator.intake import suites
+        from coordinator.intake.suites import SuiteSettings, chosen
 
         if self.mode not in (None, "exact", "fast"):
             raise OperatorError(f"--mode is exact or fast, not {self.mode!r}")
         multiturn = self.fewshot_as_multiturn
-        read: Any = {
-            "limit": self.limit,
-            "num_fewshot": self.num_fewshot,
-            "batch_size": self.batch_size,
-            "mode": self.mode,
-            "token_budget": self.token_budget,
+        read: Any = {key: getattr(self, key) for key in SuiteSettings.__annotations__} | {
             "gen_kwargs": lm_eval_flags.pairs(self.gen_kwargs or (), "--gen-kwargs") or None,
             "include_path": self.include_path or (),
             "apply_chat_template": lm_eval_flags.flag_of(self.apply_chat_template),
-            "system_instruction": self.system_instruction,
             "fewshot_as_multiturn": None if multiturn is None else multiturn.lower() in lm_eval_flags.TRUE,
             "seed": lm_eval_flags.seed_of(self.seed),
         }
-        return suites.chosen(self.suite, self.tasks or (), read)
+        return chosen(self.suite, self.tasks or (), read)

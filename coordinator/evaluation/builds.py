@@ -151,13 +151,8 @@ def _worth_a_job(state: State, waiting: Sequence[EntryState]) -> int:
 
 def _has_few(state: State, entry: EntryState) -> bool:
     """A limit holds for each leaf task: of a group, or of what may be one, it says little."""
-    limit, inputs = state.record.suite.tasks[entry.index].limit, state.record.inputs
-    return (
-        limit is not None
-        and 1 <= limit <= FEW_DOCUMENTS
-        and inputs is not None
-        and entry.name in inputs.single
-    )
+    limit = state.record.suite.tasks[entry.index].limit
+    return limit is not None and 1 <= limit <= FEW_DOCUMENTS and entry.name in state.record.inputs.single
 
 
 def end_soon(state: State) -> bool:

@@ -137,8 +137,8 @@ def _elsewhere(state: State, job: Job) -> Job:
 
 
 def _source(state: State, entry: int) -> str:
-    inputs = state.record.inputs
-    return inputs.entries[entry].files if inputs is not None else ""
+    entries = state.record.inputs.entries
+    return entries[entry].files if entries else ""
 
 
 def _member_log(job: Job) -> str:
@@ -335,8 +335,6 @@ def _trial_spec(state: State, site: Site, info: JobInfo, *, path: str) -> TrialS
 
 def _adapters(record: EvaluationRecord) -> dict[str, str]:
     """The adapters on storage that the model arguments name, with their identities at acceptance."""
-    if record.inputs is None:
-        return {}
     args, named = record.model.model_args, record.inputs.named(adapters=True)
     return {args[key]: digest for key, digest in named.items() if args[key].startswith("/")}
 

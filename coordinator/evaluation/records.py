@@ -103,17 +103,16 @@ class EvaluationRecord(Record):
     suite: SuiteSpec
     model: ModelOptions
     options: RunOptions
-    inputs: Inputs | None = None  # None: accepted by a version that did not look at them
+    inputs: Inputs = Inputs()
     convert: str | None = None  # command that makes a Hugging Face folder of the checkpoint first
     judge: JudgeConfig | None = None  # where the suite has tasks that a judge scores
     priority: int = 0
-    submitted_by: str = Field(default="", exclude=True)  # of records of earlier versions; it decides nothing
     accepted_at: float  # unix seconds
 
     @property
     def rescores(self) -> str:
         """Id of the evaluation whose answers this one scores again; "" where a model answers."""
-        return self.inputs.parent if self.inputs is not None else ""
+        return self.inputs.parent
 
 
 _SNAPSHOT = re.compile(r"models--(?:[^/]+--)?([^/]+)/snapshots/[^/]+/?$")  # in the Hugging Face cache
@@ -134,8 +133,8 @@ def evaluation_id(
     checkpoint: CheckpointSpec,
     suite: SuiteSpec,
     model: ModelOptions,
-    judge: JudgeConfig | None = None,
-    inputs: Inputs | None = None,
+    judge: JudgeConfig | None,
+    inputs: Inputs,
 ) -> str:
     """Deterministic id: readable names and a digest of all that decides a score."""
     folder = checkpoint_name(checkpoint.announced)
@@ -148,8 +147,7 @@ def evaluation_id(
     ]
     if judge is not None:
         what.append([judge.url, judge.model, judge.temperature, judge.max_tokens])
-    if inputs is not None:
-        what.append(inputs.model_dump(mode="json", exclude={"single"}))
+    what.append(inputs.model_dump(mode="json", exclude={"single"}))
     digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:8]
     return f"{id_stem(folder, suite.name, suite.mode)}-{digest}"
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from coordinator.base.run_command import CommandError
 from coordinator.errors import OperatorError
 from coordinator.evaluation.job_specs import Site
-from coordinator.intake.present import evaljobs_says
+from coordinator.intake.source_keys import evaljobs_says
 from evaljobs.contract.paths import task_catalogue
 from evaljobs.contract.specs import SuiteSpec, TaskEntry
 from evaljobs.lmeval.catalogue import FUNCTION, Described, describe, kept

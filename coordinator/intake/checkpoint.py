@@ -24,12 +24,15 @@ from typing import Any
 from coordinator import trained_values
 from coordinator.base.words import CONTROL, first_of
 from coordinator.errors import OperatorError
+from coordinator.evaluation.records import is_snapshot
 from coordinator.hook import PIN_PREFIX
+from evaljobs.contract.engine_traits import growing_rope
 from evaljobs.contract.specs import CheckpointFile, CheckpointSpec, Weights
 from evaljobs.staging.fingerprint import (
     HEADER_LIMIT,
     SAVE_SUMS,
     BadWeights,
+    Header,
     content_of,
     fingerprint,
     identity,
@@ -70,7 +73,7 @@ _ALONE = re.compile(r"^([0-9]+)(?:[-_][a-zA-Z]+)*$")
 LOADED_AT_ONCE = 4  # tensors that transformers reads and converts side by side
 MOST_TENSORS = 1_000_000  # of all weight files together; a model of 10**12 parameters has some 10**5
 MOST_TEXT = 1000  # most characters of an error
-Tensors = Mapping[str, tuple[str, int]]  # name -> (dtype, bytes), of safetensors headers
+Headers = Mapping[str, Header]  # by file
 WRAPPERS = frozenset(trained_values.WRAPPERS)
 DDP = "module."  # begins the names of a model in DistributedDataParallel
 PEFT = "base_model.model."  # begins the names of an adapter
@@ -87,21 +90,31 @@ class CheckpointError(OperatorError):
 
 
 def inspect(
-    path: str | Path, *, allow_bin: bool = False, step: int | None = None, weights: bool = True
+    path: str | Path,
+    *,
+    allow_bin: bool = False,
+    convert: str | None = None,
+    step: int | None = None,
+    weights: bool = True,
 ) -> CheckpointSpec:
-    """Describe the checkpoint in `path`: the files that inference needs, and its identity (no full read).
+    """Describe the checkpoint in `path`: the files that inference needs, their sizes, and its identity (no full read).
 
-    `allow_bin` accepts pytorch_model.bin, which loading unpickles. `weights`: False leaves them out, also
+    `allow_bin` accepts pytorch_model.bin, which loading unpickles. `convert`: command for training's own format. `step`
+    None: from the folder's name; digits of a commit's hash are none. `weights`: False leaves them out, also
     where there are none: request sets depend on config and tokenizer alone. Raises CheckpointError.
     """
     folder = _resolved(path)
+    if step is None and not is_snapshot(str(folder)):
+        step = step_of(folder.name)
     with _refusing(folder):
+        if convert is not None and not is_hugging_face(folder):
+            return _inspect_raw(folder, convert, step)
         config = _config(folder)
-        large, tensors = _weights(folder, allow_bin=allow_bin) if weights else ([], {})
+        large, headers = _weights(folder, allow_bin=allow_bin) if weights else ([], {})
         small = _small_files(folder, code="auto_map" in config or _tokenizer_has_code(folder))
         sums = _save_sums(folder)
         files = tuple(_describe(folder, name, sums) for name in sorted({*small, *large}))
-        found = identity(files, folder)
+        found = identity(files, folder, headers)
         return CheckpointSpec(
             source=str(folder),
             digest=found.digest,
@@ -109,7 +122,8 @@ def inspect(
             content=_content(folder, files),
             files=files,
             step=step,
-            weights=_sizes(tensors, config) if tensors else None,
+            weights=_sizes(headers, config) if headers else None,
+            growing_rope=growing_rope(config),
         )
 
 
@@ -163,24 +177,21 @@ def _refusing(folder: Path) -> Iterator[None]:
         raise CheckpointError(f"{error.filename or folder}: {error.strerror}") from error
 
 
-def inspect_raw(path: str | Path, *, convert: str, step: int | None = None) -> CheckpointSpec:
-    """Describe a checkpoint in training's own format (DCP, Megatron): all files below `path`.
+def _inspect_raw(folder: Path, convert: str, step: int | None) -> CheckpointSpec:
+    """Describe a checkpoint in training's own format (DCP, Megatron): all files below `folder`.
 
-    Its identity covers the conversion command, names, sizes, mtimes and samples. Raises
-    CheckpointError.
+    Its identity covers the conversion command, names, sizes, mtimes and samples.
     """
-    folder = _resolved(path)
-    with _refusing(folder):
-        found = sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.startswith(PIN_PREFIX))
-        names = [p.relative_to(folder).as_posix() for p in found]
-        if why := half_written(names):
-            raise CheckpointError(f"{folder}: {why}")
-        files = tuple(_describe(folder, name, {}) for name in names)
-        if not any(f.size for f in files):
-            raise CheckpointError(f"{folder}: holds nothing to convert")
-        rows = [(f.name, f.size, f.mtime_ns, fingerprint(folder / f.name).hex()) for f in files]
-        digest = hashlib.sha256(json.dumps([convert, *rows]).encode()).hexdigest()[:32]
-        return CheckpointSpec(source=str(folder), digest=digest, files=files, step=step)
+    found = sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.startswith(PIN_PREFIX))
+    names = [p.relative_to(folder).as_posix() for p in found]
+    if why := half_written(names):
+        raise CheckpointError(f"{folder}: {why}")
+    files = tuple(_describe(folder, name, {}) for name in names)
+    if not any(f.size for f in files):
+        raise CheckpointError(f"{folder}: holds nothing to convert")
+    rows = [(f.name, f.size, f.mtime_ns, fingerprint(folder / f.name).hex()) for f in files]
+    digest = hashlib.sha256(json.dumps([convert, *rows]).encode()).hexdigest()[:32]
+    return CheckpointSpec(source=str(folder), digest=digest, files=files, step=step)
 
 
 def half_written(names: Iterable[str]) -> str:
@@ -274,8 +285,8 @@ def _kernel_in(config: Mapping[str, Any]) -> str:
     return ""
 
 
-def _weights(folder: Path, *, allow_bin: bool) -> tuple[list[str], Tensors]:
-    """Names of the weight files, each checked against its own header and its index; the tensors of safetensors."""
+def _weights(folder: Path, *, allow_bin: bool) -> tuple[list[str], Headers]:
+    """Names of the weight files, each checked against its own header and its index; the headers of safetensors."""
     for single, index in (
         ("model.safetensors", "model.safetensors.index.json"),
         ("pytorch_model.bin", "pytorch_model.bin.index.json"),
@@ -287,7 +298,7 @@ def _weights(folder: Path, *, allow_bin: bool) -> tuple[list[str], Tensors]:
             shards = _indexed(folder, index)
         names = [*([] if single in shards else [index]), *shards]
         if single.endswith(".safetensors"):
-            return names, _tensors(folder, shards)
+            return names, _headers(folder, shards)
         if not allow_bin:
             raise CheckpointError(
                 f"{folder}: only .bin weights, which run code when they are loaded; convert them to safetensors or allow them"
@@ -301,22 +312,23 @@ def _weights(folder: Path, *, allow_bin: bool) -> tuple[list[str], Tensors]:
     raise CheckpointError(f"{folder}: incomplete, no model.safetensors and no index of shards{why}")
 
 
-def _tensors(folder: Path, shards: Mapping[str, set[str]]) -> Tensors:
-    """All tensors of safetensors. `shards`: file -> tensors that the index says it holds."""
-    tensors: dict[str, tuple[str, int]] = {}
+def _headers(folder: Path, shards: Mapping[str, set[str]]) -> Headers:
+    """Headers of safetensors. `shards`: file -> tensors that the index says it holds."""
+    headers: dict[str, Header] = {}
+    tensors: set[str] = set()
     for name, named in shards.items():
         try:
-            held = read_header(folder / name).tensors
+            headers[name] = read_header(folder / name)
         except BadWeights as error:
             raise CheckpointError(f"{folder / name}: truncated or damaged, {error}") from error
-        if missing := named - held.keys():
+        if missing := named - headers[name].tensors.keys():
             raise CheckpointError(f"{folder / name}: lacks {min(missing)}, which the index says it holds")
-        tensors |= held
+        tensors |= headers[name].tensors.keys()
         if len(tensors) > MOST_TENSORS:
             raise CheckpointError(f"{folder}: has more than {MOST_TENSORS} tensors, which no model has")
     if wrapped := wrapped_name(tensors):
         raise CheckpointError(f"{folder}: {wrapped}")
-    return tensors
+    return headers
 
 
 def wrapped_name(tensors: Iterable[str]) -> str:
@@ -329,9 +341,10 @@ def wrapped_name(tensors: Iterable[str]) -> str:
     return f"its tensors have the names of a wrapped model, as {found}: {how}" if found else ""
 
 
-def _sizes(tensors: Tensors, config: Mapping[str, Any]) -> Weights:
+def _sizes(headers: Headers, config: Mapping[str, Any]) -> Weights:
     """`config`: of the model; older versions of transformers write its dtype as torch_dtype."""
     sizes: Counter[str] = Counter()
+    tensors = {name: tensor for header in headers.values() for name, tensor in header.tensors.items()}
     for dtype, size in tensors.values():
         sizes[dtype] += size
     named = config.get("dtype") or config.get("torch_dtype")

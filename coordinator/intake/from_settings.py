@@ -10,12 +10,14 @@ import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
+import ipaddress
 import os
 import shlex
 import shutil
 import sys
 import tempfile
 import time
+import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,16 +31,17 @@ from coordinator.cluster.slurm_rules import FEW_WORKERS
 from coordinator.config.schema import Config, TrialConfig
 from coordinator.errors import EvalspanError, OperatorError, RetryError
 from coordinator.evaluation.job_specs import Site
-from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions, evaluation_id, is_snapshot
-from coordinator.intake import suites, validate
-from coordinator.intake.checkpoint import step_of
+from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions, evaluation_id
+from coordinator.intake import suites
+from coordinator.intake.checkpoint import inspect
 from coordinator.intake.source_keys import check_adapter, inputs_of, with_full_paths
 from coordinator.intake.work_folder import is_of_another
 from evaljobs.contract.engine_traits import engine_traits
 from evaljobs.contract.names import HF_ENGINES
 from evaljobs.contract.paths import WorkPaths
-from evaljobs.contract.specs import ModelOptions, SuiteSpec
+from evaljobs.contract.specs import JudgeConfig, ModelOptions, SuiteSpec
 from evaljobs.contract.storage import make_folder, show_as
+from evaljobs.errors import JobError
 
 FOR_TRIALS = ("lm_eval", "torch")  # modules without which no trial runs
 # Variables of [trial] env that are for the trials' own interpreter: workers run the coordinator's.
@@ -331,14 +334,13 @@ def record_of(
     if step is not None and step < 0:
         raise OperatorError(f"step is a training step, 0 or more, not {step}")
     loaded, section = settled(config, suite), config.checkpoint
-    spec, convert = validate.inspected(
-        checkpoint, allow_bin=section.allow_bin, convert=section.convert, step=step
-    )
-    if spec.step is None and not is_snapshot(spec.source):  # digits of a commit's hash are no step
-        spec = spec.model_copy(update={"step": step_of(Path(spec.source).name)})
-    if loaded.mode == "fast" and convert is None:
-        validate.check_rope(Path(spec.source))
-    judge = validate.judge_for(config, loaded)
+    spec = inspect(checkpoint, allow_bin=section.allow_bin, convert=section.convert, step=step)
+    if loaded.mode == "fast" and spec.growing_rope:
+        raise OperatorError(
+            f'{spec.source}: mode "fast" is not for a model with {spec.growing_rope} rope (config.json), which scales a row by '
+            'the longest row beside it: --mode exact, or set mode = "exact"'
+        )
+    judge = judge_for(config, loaded)
     made_of = inputs(loaded, model)
     return EvaluationRecord(
         evaluation_id=evaluation_id(spec, loaded, model, judge, made_of),
@@ -347,8 +349,74 @@ def record_of(
         model=model,
         options=options or run_options(config),
         inputs=made_of,
-        convert=convert,
+        convert=section.convert if spec.is_raw else None,
         judge=judge,
         priority=priority,
         accepted_at=time.time(),
     )
+
+
+def judge_for(config: Config, suite: SuiteSpec) -> JudgeConfig | None:
+    """The suite's judge, or None; OperatorError where it needs one and the settings have none."""
+    judged = [task.name for task in suite.tasks if task.judge]
+    if not judged:
+        return None
+    found = judge_options(config)
+    if found is None:
+        raise OperatorError(
+            f"suite {suite.name} has tasks that a judge scores ({', '.join(judged)}): "
+            "set url and model of [judge] in evalspan.toml (docs/evaluating/judges.md)"
+        )
+    return found
+
+
+def judge_options(config: Config) -> JudgeConfig | None:
+    """The judge of the settings, None without one. OperatorError where the settings are incomplete.
+
+    The key is only checked here: jobs read it themselves.
+    """
+    section = config.judge
+    if not section.url:
+        return None
+    try:
+        parts = urllib.parse.urlsplit(section.url)
+    except ValueError:  # a bracket or port that is none
+        parts = urllib.parse.urlsplit("")
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise OperatorError(
+            "[judge] url is an http:// or https:// address without ?query, e.g. https://HOST/v1"
+        )
+    if parts.username is not None or parts.password is not None:
+        raise OperatorError("[judge] url holds a password: name the key by api_key_env or api_key_file")
+    if not section.model:
+        raise OperatorError("[judge] has a url and no model: say which model judges")
+    if section.api_key_env is not None and section.api_key_file is not None:
+        raise OperatorError("[judge] has api_key_env and api_key_file: keep one of them")
+    _check_way(parts, section)
+    prices = (section.price_per_million_prompt_tokens, section.price_per_million_completion_tokens)
+    if section.max_cost is not None and None in prices:
+        raise OperatorError(
+            "[judge] max_cost needs price_per_million_prompt_tokens and price_per_million_completion_tokens"
+        )
+    options = section.model_copy(update={"url": section.url.rstrip("/")})
+    from evaljobs.judges.asking import read_key  # noqa: PLC0415 (asyncio: not for each command)
+
+    try:
+        read_key(options)
+    except JobError as error:
+        raise OperatorError(str(error)) from error
+    return options
+
+
+def _check_way(url: urllib.parse.SplitResult, judge: JudgeConfig) -> None:
+    """OperatorError where the key would cross a network unencrypted, and the settings do not allow that."""
+    host, with_key = url.hostname or "", judge.api_key_env is not None or judge.api_key_file is not None
+    try:
+        here = ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        here = host == "localhost"
+    if url.scheme == "http" and with_key and not here and not judge.allow_http:
+        raise OperatorError(
+            f"[judge] url is http://{host}, and others on the way could read the key: use https://, leave the key away "
+            "where the server asks for none, or set allow_http = true for a network that you trust"
+        )

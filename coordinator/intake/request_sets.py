@@ -23,7 +23,7 @@ from coordinator.evaluation.actions import FindResponses, MakePlan
 from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import Inputs, cut_of, cut_on_disk
 from coordinator.intake.checkpoint import inspect
-from coordinator.intake.present import Present, evaljobs_says
+from coordinator.intake.source_keys import Present, evaljobs_says
 from evaljobs.contract.names import ADAPTERS
 from evaljobs.contract.paths import batch_index_file, entry_manifest, request_set_manifest, slug
 from evaljobs.contract.specs import (

@@ -65,12 +65,12 @@ def remade(before: EvaluationRecord, now: EvaluationRecord, shown: Sequence[str]
         changed.append("settings of the suite")
     if before.model != now.model:
         changed.append("settings of the model")
-    changed += _of_inputs(before.inputs or Inputs(), now.inputs or Inputs())
+    changed += _of_inputs(before.inputs, now.inputs)
     if tasks := _edited(before, now):
         changed.append(f"files or data of {first_of(tasks, 3)}")
     elif shown:
         changed.append(first_of(list(dict.fromkeys(shown)), 3))
-    if now.inputs is not None and now.inputs.fresh:
+    if now.inputs.fresh:
         return "everything is built, asked and scored again, as --fresh says"
     if not changed:
         return ""
@@ -107,8 +107,6 @@ def kept(before: EvaluationRecord, model: ModelOptions) -> str:
 
 def _edited(before: EvaluationRecord, now: EvaluationRecord) -> list[str]:
     """Tasks of both evaluations whose source keys differ."""
-    if before.inputs is None or now.inputs is None:
-        return []
     known = dict(zip((t.name for t in before.suite.tasks), before.inputs.entries, strict=False))
     new = zip((t.name for t in now.suite.tasks), now.inputs.entries, strict=False)
     return [name for name, key in new if name in known and known[name] != key]

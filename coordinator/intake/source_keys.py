@@ -1,7 +1,9 @@
-"""Computes each suite entry's source key from its task and data files, before any build.
+"""Computes each suite entry's source key from its task and data files, before any build; says which of the inputs that a build or a
+score showed have changed since.
 
 Rule: a key depends on file contents alone, so `eval`, `submit` and the daemon compute the same one.
-Of lm-eval's own tasks its version counts.
+Of lm-eval's own tasks its version counts. What was shown is read again where it was made: by this process, or by the interpreter
+of [trial] python or container, which has other packages or files.
 """
 
 from __future__ import annotations
@@ -11,11 +13,15 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from coordinator.errors import OperatorError
+from coordinator.base.run_command import CommandError, run_command
+from coordinator.errors import OperatorError, RetryError
 from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import Inputs
 from coordinator.intake.checkpoint import wrapped_name
@@ -28,6 +34,7 @@ from evaljobs.lmeval import shown_inputs, source_files
 from evaljobs.lmeval.catalogue import kept
 from evaljobs.staging.fingerprint import BadWeights, folder_identity, read_header
 
+ANSWER_SECONDS = 60.0  # longest wait for the digests that the trials' interpreter tells
 # Model arguments that name a folder which a run fills.
 MADE_BY_RUNS = ("download_dir", "cache_dir", "offload_folder")
 # Variables that say where something lies, or how much is printed: what lies there counts.
@@ -136,3 +143,58 @@ def check_adapter(model: ModelOptions) -> None:
     else:
         why = f"there is no folder {place}"
     raise OperatorError(f"peft in [trial] model_args: {why}")
+
+
+# --- what has changed since ---------------------------------------------------------------------------------------
+
+
+class Present:
+    """The digests of rows now. It lives for one look: each path is read once."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._digests = source_files.Digests(site.paths.digests)
+        self._inside: dict[str, str] = {}  # path, as the trials' interpreter sees it -> digest
+        named = site.worker_env.get("PYTHONPATH", "")
+        self._search = [*filter(None, named.split(os.pathsep)), *sys.path]
+
+    @property
+    def reads_builds(self) -> bool:
+        """Are rows of a build cheap to read here? Else the build job itself looks."""
+        return not self._site.foreign
+
+    def changed(self, rows: Mapping[str, str], *, of_build: bool = False) -> list[str]:
+        """Paths whose digest is another now, sorted. RetryError where the trials' interpreter does not answer."""
+        now = self.digests(rows, of_build=of_build)
+        return sorted(path for path, digest in rows.items() if now[path] != digest)
+
+    def digests(self, paths: Iterable[str], *, of_build: bool = False) -> dict[str, str]:
+        paths = list(paths)
+        if not of_build or self.reads_builds:
+            found = {path: shown_inputs.digest_of(path, self._digests, self._search) for path in paths}
+            self._digests.keep()
+            return found
+        if unknown := sorted(set(paths) - self._inside.keys()):
+            self._inside |= self._asked(unknown)
+        return {path: self._inside[path] for path in paths}
+
+    def _asked(self, paths: list[str]) -> dict[str, str]:
+        try:
+            told = evaljobs_says(self._site, "changed", given=[json.dumps(paths)], seconds=ANSWER_SECONDS)
+        except CommandError as error:
+            why = f"the interpreter of the trials did not say what has changed: {error}"
+            raise RetryError(why) from error
+        digests: dict[str, str] = json.loads(told.strip().splitlines()[-1])
+        return digests
+
+
+def evaljobs_says(site: Site, *words: str, given: Sequence[str] = (), seconds: float | None = None) -> str:
+    """Output of `python -m evaljobs WORDS` by the trials' interpreter. `given`: in files that are the last words. CommandError."""
+    with ExitStack() as stack:
+        for text in given:
+            file = stack.enter_context(tempfile.NamedTemporaryFile("w", suffix=".json", dir=site.work_dir))
+            file.write(text)
+            file.flush()
+            words = (*words, file.name)
+        argv = [*site.trial_command, "-m", "evaljobs", *words]
+        return run_command(argv, seconds=seconds, env={**os.environ, **site.trial_env})

@@ -1,15 +1,13 @@
-"""Checks before submission: the checkpoint's folder, the suite's tasks, the judge, the cluster.
+"""Checks before submission: the suite's tasks, the cluster.
 
 Rule: input that will fail is refused in one line, before anything is written or started. Called by
-`from_settings.record_of`, `eval`, `submit` and the daemon; `doctor` calls `probes` and `refusals`.
+`eval` and `submit`; `doctor` calls `probes` and `refusals`.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import shlex
-import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -20,103 +18,15 @@ from coordinator.cluster.node_choice import none_left
 from coordinator.cluster.sbatch_text import ROLES
 from coordinator.cluster.slurm_limits import ends, setting_of
 from coordinator.cluster.slurm_rules import precursor_refusal, refusal_of
-from coordinator.config.schema import Config
 from coordinator.errors import OperatorError, RetryError
 from coordinator.evaluation.footprint import NO_CHECKPOINT, Footprint, footprint, gpu_need
 from coordinator.evaluation.job_specs import Site, asked
 from coordinator.evaluation.records import EvaluationRecord, RunOptions
-from coordinator.intake.checkpoint import inspect, inspect_raw, is_hugging_face, read_json
-from coordinator.intake.present import evaljobs_says
-from evaljobs.contract.engine_traits import growing_rope
-from evaljobs.contract.specs import CheckpointSpec, JudgeConfig, SuiteSpec
-from evaljobs.errors import JobError
+from coordinator.intake.source_keys import evaljobs_says
+from evaljobs.contract.specs import SuiteSpec
 from evaljobs.lmeval.task_yaml import unreadable
 
 TASKS_SECONDS = 120
-
-
-def inspected(
-    checkpoint: str, *, allow_bin: bool, convert: str | None, step: int | None = None
-) -> tuple[CheckpointSpec, str | None]:
-    """A checkpoint, and the command that converts it: None for a folder in Hugging Face format. CheckpointError."""
-    if convert is None or is_hugging_face(checkpoint):
-        return inspect(Path(checkpoint), allow_bin=allow_bin, step=step), None
-    return inspect_raw(checkpoint, convert=convert, step=step), convert
-
-
-def check_rope(folder: Path) -> None:
-    """OperatorError for a model whose tokens a tree would place on another scale than their own row does."""
-    if kind := growing_rope(read_json(folder / "config.json")):
-        raise OperatorError(
-            f'{folder}: mode "fast" is not for a model with {kind} rope (config.json), which scales a row by the longest '
-            'row beside it: --mode exact, or set mode = "exact"'
-        )
-
-
-def judge_for(config: Config, suite: SuiteSpec) -> JudgeConfig | None:
-    """The suite's judge, or None; OperatorError where it needs one and the settings have none."""
-    judged = [task.name for task in suite.tasks if task.judge]
-    if not judged:
-        return None
-    found = judge_options(config)
-    if found is None:
-        raise OperatorError(
-            f"suite {suite.name} has tasks that a judge scores ({', '.join(judged)}): "
-            "set url and model of [judge] in evalspan.toml (docs/evaluating/judges.md)"
-        )
-    return found
-
-
-def judge_options(config: Config) -> JudgeConfig | None:
-    """The judge of the settings, None without one. OperatorError where the settings are incomplete.
-
-    The key is only checked here: jobs read it themselves.
-    """
-    section = config.judge
-    if not section.url:
-        return None
-    try:
-        parts = urllib.parse.urlsplit(section.url)
-    except ValueError:  # a bracket or port that is none
-        parts = urllib.parse.urlsplit("")
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise OperatorError(
-            "[judge] url is an http:// or https:// address without ?query, e.g. https://HOST/v1"
-        )
-    if parts.username is not None or parts.password is not None:
-        raise OperatorError("[judge] url holds a password: name the key by api_key_env or api_key_file")
-    if not section.model:
-        raise OperatorError("[judge] has a url and no model: say which model judges")
-    if section.api_key_env is not None and section.api_key_file is not None:
-        raise OperatorError("[judge] has api_key_env and api_key_file: keep one of them")
-    _check_way(parts, section)
-    prices = (section.price_per_million_prompt_tokens, section.price_per_million_completion_tokens)
-    if section.max_cost is not None and None in prices:
-        raise OperatorError(
-            "[judge] max_cost needs price_per_million_prompt_tokens and price_per_million_completion_tokens"
-        )
-    options = section.model_copy(update={"url": section.url.rstrip("/")})
-    from evaljobs.judges.asking import read_key  # noqa: PLC0415 (asyncio: not for each command)
-
-    try:
-        read_key(options)
-    except JobError as error:
-        raise OperatorError(str(error)) from error
-    return options
-
-
-def _check_way(url: urllib.parse.SplitResult, judge: JudgeConfig) -> None:
-    """OperatorError where the key would cross a network unencrypted, and the settings do not allow that."""
-    host, with_key = url.hostname or "", judge.api_key_env is not None or judge.api_key_file is not None
-    try:
-        here = ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name
-        here = host == "localhost"
-    if url.scheme == "http" and with_key and not here and not judge.allow_http:
-        raise OperatorError(
-            f"[judge] url is http://{host}, and others on the way could read the key: use https://, leave the key away "
-            "where the server asks for none, or set allow_http = true for a network that you trust"
-        )
 
 
 def check_tasks(suite: SuiteSpec, site: Site, prepare: str) -> Sequence[str]:

@@ -57,8 +57,7 @@ from coordinator.evaluation.records import EvaluationRecord, cut_of, cut_on_disk
 from coordinator.evaluation.state import MetricState, State
 from coordinator.intake import request_sets
 from coordinator.intake.checkpoint import CheckpointError, inspect
-from coordinator.intake.present import Present
-from coordinator.intake.source_keys import inputs_of
+from coordinator.intake.source_keys import Present
 from coordinator.planning.make_plan import hardware_of, make_plan
 from coordinator.runtime import gpu_names, reuse
 from coordinator.runtime.cluster_calls import Call, ClusterCalls
@@ -158,12 +157,13 @@ class Performer:
     # --- request sets and plan -----------------------------------------------------------------------------------
 
     def _find_request_sets(self, record: EvaluationRecord) -> AnyEvent:
-        inputs = record.inputs or inputs_of(record.suite, record.model, self.site, self.lm_eval_version())
         sets: dict[int, dict[str, str]] = {}
         folders: dict[int, str] = {}
         batch_size, present = record.suite.batch_size, Present(self.site)
         for index in range(len(record.suite.tasks)):
-            name = request_sets.folder_name(record.suite, index, record.checkpoint, record.model, inputs)
+            name = request_sets.folder_name(
+                record.suite, index, record.checkpoint, record.model, record.inputs
+            )
             folder = self.site.paths.request_sets / name
             folders[index] = str(folder)
             cut = cut_of(record.suite, index, batch_size, record.suite.token_budget)
@@ -318,10 +318,10 @@ class Performer:
 def _inspect_converted(state: State, path: str) -> AnyEvent:
     announced = state.conversion.announced or state.record.checkpoint
     try:
-        found = inspect(path, step=announced.step)
+        found = inspect(path)
     except CheckpointError as error:
         return CheckpointConverted(at=clock.now(), error=str(error))
-    checkpoint = found.model_copy(update={"converted_from": announced.source})
+    checkpoint = found.model_copy(update={"converted_from": announced.source, "step": announced.step})
     return CheckpointConverted(at=clock.now(), checkpoint=checkpoint)
 
 

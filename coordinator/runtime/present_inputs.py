@@ -16,7 +16,7 @@ from coordinator.base.listing import beginning
 from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import EvaluationRecord, Inputs, evaluation_id
 from coordinator.intake import resubmit
-from coordinator.intake.present import Present
+from coordinator.intake.source_keys import Present
 from coordinator.runtime.summary import ended, read_evaluation
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.lmeval.shown_inputs import in_words
@@ -36,7 +36,7 @@ def as_of_now(record: EvaluationRecord, site: Site) -> EvaluationRecord:
             seen[part] |= shown.get(part, {}).keys()
         now = {p: present.digests(sorted(paths), of_build=p == "build") for p, paths in seen.items()}
         digest = hashlib.sha256(json.dumps(now, sort_keys=True).encode()).hexdigest()[:16]
-        named = _named(record, (record.inputs or Inputs()).model_copy(update={"shown": digest}))
+        named = _named(record, record.inputs.model_copy(update={"shown": digest}))
         if named.evaluation_id == record.evaluation_id:
             return record  # it was made for this very state; a node sees some file otherwise
         record = named
@@ -44,8 +44,7 @@ def as_of_now(record: EvaluationRecord, site: Site) -> EvaluationRecord:
 
 def renewed(record: EvaluationRecord) -> EvaluationRecord:
     """The record of an evaluation that uses nothing of earlier ones."""
-    made_of = record.inputs or Inputs()
-    return _named(record, made_of.model_copy(update={"fresh": f"{record.accepted_at:.3f}"}))
+    return _named(record, record.inputs.model_copy(update={"fresh": f"{record.accepted_at:.3f}"}))
 
 
 def _named(record: EvaluationRecord, inputs: Inputs) -> EvaluationRecord:

@@ -14,7 +14,7 @@ from coordinator.base.words import first_of
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
 from coordinator.evaluation.records import EvaluationRecord, Inputs, cut_of, cut_on_disk, evaluation_id
-from coordinator.intake import from_settings, request_sets, validate
+from coordinator.intake import from_settings, request_sets
 from coordinator.intake.checkpoint import CheckpointError, inspect
 from coordinator.runtime.reuse import Earlier, answered
 from evaljobs.contract.specs import ModelOptions, RequestSetManifest, SuiteSpec, TaskEntry
@@ -51,7 +51,7 @@ def record_of(
     tasks = tuple(t.model_copy(update={"batch_size": sizes.get(t.name)}) for t in suite.tasks)
     cut = {key: parent.said.get(key) for key in ("batch_size", "token_budget")}
     suite = suite.model_copy(update={"tasks": tasks, "mode": before.suite.mode, **cut})
-    judge = validate.judge_for(settings, suite)
+    judge = from_settings.judge_for(settings, suite)
     made_of = inputs(suite, before.model).model_copy(update={"parent": before.evaluation_id})
     return EvaluationRecord(
         evaluation_id=evaluation_id(checkpoint, suite, before.model, judge, made_of),

@@ -29,7 +29,7 @@ from coordinator.evaluation.events import OutcomeSeen, Planned, PlannedLeaf, Res
 from coordinator.evaluation.records import EvaluationRecord, checkpoint_name
 from coordinator.evaluation.state import EntryState, State
 from coordinator.intake import request_sets
-from coordinator.intake.present import Present
+from coordinator.intake.source_keys import Present
 from coordinator.runtime.journal import read_events
 from evaljobs.contract.folded import exists, file_size, files_in, open_file, read_bytes
 from evaljobs.contract.names import PLACES, ShardId
@@ -115,7 +115,7 @@ def find(
     found = nothing.model_copy(update={"leaves": tuple(shared.values())})
     sets = {name: one for name, one in sets.items() if name not in shared}
     ours = _Ours(state.record, work.evaluation(state.evaluation_id), cuts, state.entries, present)
-    fresh = state.record.inputs is not None and bool(state.record.inputs.fresh)
+    fresh = bool(state.record.inputs.fresh)
     for earlier in () if fresh else _candidates(state, work):
         wants = {
             task
@@ -196,8 +196,7 @@ def earlier_of(paths: EvaluationPaths) -> Earlier | None:
 def _model(record: EvaluationRecord) -> object:
     """The model's settings, and what its adapter is; the request digest holds what a tokenizer is."""
     rest = {key: value for key, value in record.model.model_args.items() if key not in PLACES}
-    adapters = None if record.inputs is None else record.inputs.named(adapters=True)
-    return record.model.model_copy(update={"model_args": rest}), adapters
+    return record.model.model_copy(update={"model_args": rest}), record.inputs.named(adapters=True)
 
 
 def _with(
@@ -327,7 +326,7 @@ def _score(
                 r.options.metric.item_seconds,
                 r.options.metric.allow_unsafe,
             ),
-            r.inputs and (r.inputs.env, r.inputs.command),  # a scorer may read a variable
+            (r.inputs.env, r.inputs.command),  # a scorer may read a variable
         )
         for r in (before, now)
     ]

@@ -91,7 +91,6 @@ class Sources(Record):
     """The source key of one suite entry (`evaljobs.lmeval.source_files.Named.key`), which a build checks again."""
 
     files: str = ""
-    installed: str = Field(default="", exclude=True)  # of records of earlier versions; it decides nothing
 
 
 class CheckpointFile(Record):
@@ -122,11 +121,17 @@ class CheckpointSpec(Record):
     source: str
     digest: str
     samples: str | None = None  # None: in training's own format
+    growing_rope: str = ""  # kind of its rope, where that scales a row by the longest row beside it
     content: str | None = None  # by the hook's hashes of whole files (`content_of`); None: not known yet
     files: tuple[CheckpointFile, ...]  # those that inference needs: config, weights, tokenizer
     step: int | None = None
     converted_from: str | None = None  # the announced folder, where `source` is its conversion
-    weights: Weights | None = None  # None: no safetensors, or accepted by a version that did not look at them
+    weights: Weights | None = None  # None: no safetensors
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether it is in training's own format, and a job converts it first."""
+        return self.samples is None
 
     @property
     def announced(self) -> str:

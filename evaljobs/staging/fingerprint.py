@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from evaljobs.contract.specs import CheckpointFile, CheckpointSpec
@@ -108,8 +109,10 @@ def read_header(path: str | Path) -> Header:
     )
 
 
-def fingerprint(path: str | Path) -> bytes:
+def fingerprint(path: str | Path, header: Header | None = None) -> bytes:
     """A digest of a weight file's header and of samples: of every tensor, or of 64 parts, and at its quarters and end.
+
+    `header`: of a safetensors file, where it is read already.
 
     Two saves of one model have the same sizes and headers, and where mtimes are whole seconds (or were restored by a
     copy) nothing else tells them apart: training moves every tensor, so the samples do.
@@ -118,7 +121,7 @@ def fingerprint(path: str | Path) -> bytes:
     with Path(path).open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         if str(path).endswith(".safetensors"):
-            header = read_header(path)
+            header = header or read_header(path)
             sha.update(header.raw)
             places = [place for span in header.spans for place in _places(*span, 1)]
         else:
@@ -144,12 +147,17 @@ def is_weights(name: str, size: int) -> bool:
     return name.endswith(WEIGHTS) or size > HEADER_LIMIT
 
 
-def identity(files: Iterable[CheckpointFile], folder: str | Path) -> Identity:
+def identity(
+    files: Iterable[CheckpointFile], folder: str | Path, headers: Mapping[str, Header] = MappingProxyType({})
+) -> Identity:
     """The identity of a checkpoint, over `files` (their order does not matter) and what is in them.
 
-    `folder` holds the files' bytes: the checkpoint itself or a copy of it. Raises BadWeights and OSError.
+    `folder` holds the files' bytes: the checkpoint itself or a copy of it. `headers`: of safetensors that are read already,
+    by file. Raises BadWeights and OSError.
     """
-    return _of_rows([_row(f.name, f.size, f.mtime_ns, Path(folder) / f.name) for f in files])
+    return _of_rows(
+        [_row(f.name, f.size, f.mtime_ns, Path(folder) / f.name, headers.get(f.name)) for f in files]
+    )
 
 
 def content_of(sums: Mapping[str, str]) -> str:
@@ -209,9 +217,9 @@ def folder_identity(place: str | Path) -> str:
     return _of_rows(rows).digest
 
 
-def _row(name: str, size: int, mtime_ns: int, place: Path) -> Row:
+def _row(name: str, size: int, mtime_ns: int, place: Path, header: Header | None = None) -> Row:
     if is_weights(name, size):
-        return Row(name, fingerprint(place).hex(), size, mtime_ns)
+        return Row(name, fingerprint(place, header).hex(), size, mtime_ns)
     return Row(name, hash_file(place, block=BLOCK))
 
 

@@ -276,7 +276,7 @@ def test_different_nodes_have_different_job_names(names):
     assert str(JobName.of("e-12345678", "trial", "n17", 2)) == "es-12345678-trial-n17-a2"
     base = record()
     copies = (base.checkpoint.model_copy(update={"source": f"/run/step-{i}"}) for i in (1, 2))
-    ids = [evaluation_id(copied, base.suite, base.model) for copied in copies]
+    ids = [evaluation_id(copied, base.suite, base.model, None, base.inputs) for copied in copies]
     assert len({str(JobName.of(name, "stage", "n1", 0)) for name in ids}) == 2
 
 

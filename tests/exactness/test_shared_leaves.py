@@ -22,7 +22,7 @@ from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
 from coordinator.evaluation.job_specs import Site
 from coordinator.intake import request_sets
-from coordinator.intake.present import Present
+from coordinator.intake.source_keys import Present
 from coordinator.planning.make_plan import make_plan
 from coordinator.runtime import reuse
 from coordinator.runtime.finalize import keys_of, merged_results

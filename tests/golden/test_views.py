@@ -206,7 +206,10 @@ def record_of_now(record):
         for section, names in SECTIONS.items()
     }
     kept = {key: value for key, value in given.items() if key in RunOptions.model_fields}
-    return record | {"options": kept | sections}
+    inputs = record.get("inputs") or {}
+    entries = [{"files": entry["files"]} for entry in inputs.get("entries", ())]
+    now = record | {"options": kept | sections, "inputs": inputs | {"entries": entries}}
+    return {key: value for key, value in now.items() if key != "submitted_by"}
 
 
 def of_now(event):

@@ -21,7 +21,7 @@ from support.node_memory import make_checkpoint, safetensors
 from coordinator.errors import OperatorError
 from coordinator.evaluation.records import checkpoint_name, is_snapshot
 from coordinator.intake import hub as intake
-from coordinator.intake.checkpoint import CheckpointError, inspect, inspect_raw
+from coordinator.intake.checkpoint import CheckpointError, inspect
 from coordinator.intake.source_keys import check_adapter
 from evaljobs.contract.specs import ModelOptions
 from evaljobs.staging.fingerprint import BadWeights, is_safe_name, read_header
@@ -127,7 +127,7 @@ def test_whatever_json_a_checkpoint_holds_it_is_described_or_refused_in_one_line
     if header is not None:
         raw = json.dumps(header).encode()
         (folder / "model-00001-of-00002.safetensors").write_bytes(len(raw).to_bytes(8, "little") + raw)
-    for look in (inspect, lambda place: inspect_raw(place, convert="c {src} {dst}")):
+    for look in (inspect, lambda place: inspect(place, convert="c {src} {dst}")):
         complaint = ""
         try:
             look(folder)

@@ -156,4 +156,4 @@ def test_another_environment_of_trials_is_another_evaluation(tmp_path, changed):
     site = replace(SITE, work_dir=str(tmp_path), worker_env={"GRADE": "1"}, command="module load a")
     of, model = record(), ModelOptions()
     inputs = [inputs_of(of.suite, model, s, "0.4") for s in (site, replace(site, **changed))]
-    assert len({evaluation_id(of.checkpoint, of.suite, model, inputs=each) for each in inputs}) == 2
+    assert len({evaluation_id(of.checkpoint, of.suite, model, None, each) for each in inputs}) == 2

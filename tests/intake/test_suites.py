@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from coordinator import api
 from coordinator.config.schema import Config
-from coordinator.evaluation.records import evaluation_id
+from coordinator.evaluation.records import Inputs, evaluation_id
 from coordinator.intake import suites
 from coordinator.intake.inbox import Notice
 from coordinator.intake.suites import chosen, suite_of, words
@@ -200,11 +200,16 @@ CORE = SuiteSpec(name="core", batch_size=8, seed=7, tasks=TWO)
 def test_mode_budget_and_batch_sizes_of_tasks_are_part_of_the_id_where_a_suite_has_them():
     """A suite in exact mode has the id of one that names no mode."""
     exact = suites.settled(CORE.model_copy(update={"mode": "exact"}), "fast", "hf")
-    assert evaluation_id(CHECKPOINT, exact, MODEL) == evaluation_id(CHECKPOINT, CORE, MODEL)
+    assert evaluation_id(CHECKPOINT, exact, MODEL, None, Inputs()) == evaluation_id(
+        CHECKPOINT, CORE, MODEL, None, Inputs()
+    )
     fast = suites.settled(CORE, "fast", "hf")
     sized = {"tasks": (TWO[0].model_copy(update={"batch_size": 4}), TWO[1])}
     some = [fast, *(fast.model_copy(update=each) for each in (sized, {"token_budget": 4096}))]
-    ids = [evaluation_id(CHECKPOINT, s, MODEL) for s in (CORE, CORE.model_copy(update=sized), *some)]
+    ids = [
+        evaluation_id(CHECKPOINT, s, MODEL, None, Inputs())
+        for s in (CORE, CORE.model_copy(update=sized), *some)
+    ]
     assert len(set(ids)) == 5
     assert ["-fast-" in each for each in ids] == [False, False, True, True, True]
 

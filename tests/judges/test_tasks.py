@@ -12,7 +12,7 @@ from support.exactness import pipeline
 from coordinator.config.schema import Config, JudgeConfig
 from coordinator.errors import OperatorError as CoordinatorError
 from coordinator.intake import suites
-from coordinator.intake.validate import judge_for, judge_options
+from coordinator.intake.from_settings import judge_for, judge_options
 from evaljobs.contract.outcomes import Failed, Scored
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import SuiteSpec, TaskEntry

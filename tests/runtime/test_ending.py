@@ -15,7 +15,7 @@ from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import Inputs, cut_on_disk, evaluation_id
 from coordinator.evaluation.state import Phase
 from coordinator.intake import request_sets
-from coordinator.intake.present import Present
+from coordinator.intake.source_keys import Present
 from coordinator.planning.make_plan import make_plan
 from coordinator.report.gpu_use import DRAINED, GpuUse
 from coordinator.report.learning_curves import ScoreValue

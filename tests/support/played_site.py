@@ -499,7 +499,7 @@ def evaluate(site, checkpoints, suite, settings):
     coordinator.calls._patience = None
 
     def inputs(spec, _model):
-        return Inputs(lm_eval="0", entries=(specs.Sources(files="f", installed="i"),) * len(spec.tasks))
+        return Inputs(lm_eval="0", entries=(specs.Sources(files="f"),) * len(spec.tasks))
 
     records = []
     for place in checkpoints:

@@ -148,10 +148,12 @@ def record(entries=3, *, convert=None, suite=None, **options):
     """An evaluation of `entries` tasks; every second one executes programs. `suite`: more settings of the suite."""
     weights = CheckpointFile(name="model.safetensors", size=1 << 20, mtime_ns=1)
     tasks = tuple(TaskEntry(name=f"t{i}") for i in range(entries))
+    made = SuiteSpec(**{"name": "suite", "batch_size": 8, "tasks": tasks, **(suite or {})})
     return EvaluationRecord(
         evaluation_id="ckpt-suite-12345678",
         checkpoint=CheckpointSpec(source="/c", digest="d", files=(weights,)),
-        suite=SuiteSpec(**{"name": "suite", "batch_size": 8, "tasks": tasks, **(suite or {})}),
+        suite=made,
+        inputs=Inputs(entries=tuple(Sources() for _ in made.tasks)),
         model=ModelOptions(),
         options=RunOptions(execute_documents=3, **options),
         convert=convert,
