@@ -103,7 +103,7 @@ def inspect(
     None: from the folder's name; digits of a commit's hash are none. `weights`: False leaves them out, also
     where there are none: request sets depend on config and tokenizer alone. Raises CheckpointError.
     """
-    folder = _resolved(path)
+    folder = _resolved(Path(path))
     if step is None and not is_snapshot(str(folder)):
         step = step_of(folder.name)
     with _refusing(folder):
@@ -137,15 +137,15 @@ def beside(path: Path) -> str:
     return f" (beside it: {first_of(alike, 3)})" if names else ""
 
 
-def _resolved(path: str | Path) -> Path:
+def _resolved(path: Path) -> Path:
     """The folder that `path` names. CheckpointError where it is missing or unreadable."""
     try:
-        folder = Path(path).resolve(strict=True)
+        folder = path.resolve(strict=True)
         there = folder.is_dir()
         str(folder).encode()
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CheckpointError(
-            f"{path}: no such folder{beside(Path(path))}; name a checkpoint: a folder with config.json, safetensors and tokenizer"
+            f"{path}: no such folder{beside(path)}; name a checkpoint: a folder with config.json, safetensors and tokenizer"
         ) from error
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from error

@@ -34,7 +34,7 @@ from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions, evaluation_id
 from coordinator.intake import suites
 from coordinator.intake.checkpoint import inspect
-from coordinator.intake.source_keys import check_adapter, inputs_of, with_full_paths
+from coordinator.intake.source_keys import inputs_of, with_full_paths
 from coordinator.intake.work_folder import is_of_another
 from evaljobs.contract.engine_traits import engine_traits
 from evaljobs.contract.names import HF_ENGINES
@@ -305,8 +305,16 @@ def lm_eval_version(config: Config, site: Site, needs: Sequence[str] = FOR_TRIAL
 
 
 def inputs_for(site: Site, version: Callable[[], str]) -> Callable[[SuiteSpec, ModelOptions], Inputs]:
-    """What finds the source keys of a suite (`source_keys.inputs_of`)."""
-    return lambda suite, model: inputs_of(suite, model, site, version())
+    """What finds the source keys of a suite (`source_keys.inputs_of`), once for each suite."""
+    known: dict[str, Inputs] = {}
+
+    def look(suite: SuiteSpec, model: ModelOptions) -> Inputs:
+        key = suite.model_dump_json()
+        if key not in known:
+            known[key] = inputs_of(suite, model, site, version())
+        return known[key]
+
+    return look
 
 
 def settled(config: Config, suite: str | SuiteSpec) -> SuiteSpec:
@@ -330,7 +338,6 @@ def record_of(
     `inputs`: computes the suite's source keys; `options`: in place of those of the settings. With a command of
     `[checkpoint] convert`, a folder without Hugging Face format is converted. `step` None: from the folder's name.
     """
-    check_adapter(model := model_options(config))
     if step is not None and step < 0:
         raise OperatorError(f"step is a training step, 0 or more, not {step}")
     loaded, section = settled(config, suite), config.checkpoint
@@ -341,7 +348,7 @@ def record_of(
             'the longest row beside it: --mode exact, or set mode = "exact"'
         )
     judge = judge_for(config, loaded)
-    made_of = inputs(loaded, model)
+    made_of = inputs(loaded, model := model_options(config))
     return EvaluationRecord(
         evaluation_id=evaluation_id(spec, loaded, model, judge, made_of),
         checkpoint=spec,

@@ -44,7 +44,8 @@ NO_INPUT = re.compile(
 
 
 def inputs_of(suite: SuiteSpec, model: ModelOptions, site: Site, lm_eval: str) -> Inputs:
-    """Reads and hashes files."""
+    """Read and hash files. OperatorError where `peft` names no adapter."""
+    check_adapter(model)
     digests = source_files.Digests(site.paths.digests)
     names = [task.name for task in suite.tasks]
     named = [source_files.named_by(suite.include_path, name, digests) for name in names]

@@ -27,7 +27,7 @@ from coordinator.cluster.slurm_rules import Hosting
 from coordinator.config.schema import Config
 from coordinator.errors import EvalspanError, RetryError
 from coordinator.evaluation.footprint import gpu_need
-from coordinator.evaluation.records import EvaluationRecord, Inputs
+from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import State
 from coordinator.hook import PIN_PREFIX, pin_text
 from coordinator.intake import admission, from_settings
@@ -43,7 +43,6 @@ from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.present_inputs import as_of_now, changed_since
 from coordinator.runtime.summary import read_evaluation
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
-from evaljobs.contract.specs import ModelOptions, SuiteSpec
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +77,6 @@ class Service:
         self._series: dict[str, Seen] = {}  # evaluations that are not over
         self._hosting: Hosting | None = None
         self._no_rules: ClusterError | EvalspanError = EvalspanError("the site's rules are not known yet")
-        self._made_of: dict[str, Inputs] = {}
         self._guard = LoopGuard(log)
 
     @property
@@ -94,7 +92,8 @@ class Service:
         now = clock.now()
         if not self._throttle.due("look", LOOK_SECONDS, now):
             return
-        self._made_of.clear()
+        performer = self.coordinator.performer
+        self._inputs = from_settings.inputs_for(performer.site, performer.lm_eval_version)
         self._guard("watched folders", self._watch.look)
         files = self._inbox.look()
         self._guard("commands", self.coordinator.obey, files)  # before what was submitted after them
@@ -171,15 +170,6 @@ class Service:
             self.config, notice.checkpoint, suite, self._inputs, priority=notice.priority, step=notice.step
         )
         return as_of_now(record, self.coordinator.performer.site)
-
-    def _inputs(self, suite: SuiteSpec, model: ModelOptions) -> Inputs:
-        """Source keys of a suite, looked up once a tick."""
-        key = suite.model_dump_json()
-        if key not in self._made_of:
-            performer = self.coordinator.performer
-            look = from_settings.inputs_for(performer.site, performer.lm_eval_version)
-            self._made_of[key] = look(suite, model)
-        return self._made_of[key]
 
     def _accept(self, record: EvaluationRecord, each: PendingCheckpoint) -> None:
         """Accept a good checkpoint; it stays pending where storage or the site is away."""
