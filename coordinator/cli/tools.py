@@ -93,24 +93,24 @@ class Plan(Printed):
     def _of_suite(self) -> str:
         """The suite's instance, which is saved where so asked."""
         from coordinator.intake.from_settings import settled
-        from coordinator.planning import from_suite
+        from coordinator.planning import instance
         from priors.table import read
 
         settings = self.settings()
         loaded = settled(settings, str(self.suite))
         size: dict[str, Any] = {
-            "model_parameters": from_suite.parameters(self.model_size),
+            "model_parameters": instance.parameters(self.model_size),
             "hardware": self.hardware,
             "gpus_per_node": self.gpus_per_node,
         }
         sets = {} if self.tokenizer is None else _sets_at_hand(settings, loaded, self.tokenizer)
         try:
             history = read(WorkPaths(settings.work_dir).observations)
-            from_suite.check_hardware(self.hardware, history)
+            instance.check_hardware(self.hardware, history)
             gpus = settings.trial.gpus_per_trial
-            if gpus == 1 and (gpus := from_suite.gpus_per_trial(**size)) > 1:
+            if gpus == 1 and (gpus := instance.gpus_per_trial(**size)) > 1:
                 say(f"a trial takes {gpus} GPUs for the weights ([trial] gpus_per_trial states it)", err=True)
-            made = from_suite.instance(
+            made = instance.of_suite(
                 loaded,
                 sets,
                 history,
@@ -134,14 +134,14 @@ def _sets_at_hand(settings: Config, suite: SuiteSpec, tokenizer: str) -> dict[st
     """Request sets of the suite that are prepared for this tokenizer: entry -> {leaf task: what it holds}."""
     from coordinator.intake import from_settings, hub, request_sets
     from coordinator.intake.checkpoint import inspect
-    from coordinator.planning import from_suite
+    from coordinator.planning import instance
 
     site = from_settings.site_of(settings)
     folder = hub.local_folder(tokenizer, say_aside, allow_bin=True, weights=False)
     model = from_settings.model_options(settings)
     inputs = from_settings.inputs_for(site, from_settings.lm_eval_version(settings, site))(suite, model)
     held = request_sets.at_hand(suite, inspect(folder, weights=False), model, inputs, site)
-    cuts = {task.name: from_suite.cut(suite, entry) for entry, task in enumerate(suite.tasks)}
+    cuts = {task.name: instance.cut(suite, entry) for entry, task in enumerate(suite.tasks)}
     return {
         name: request_sets.read(folders, dict.fromkeys(folders, cuts[name])) for name, folders in held.items()
     }

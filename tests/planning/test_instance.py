@@ -16,7 +16,7 @@ from support.problems import instance_text, instances
 
 from coordinator.errors import OperatorError
 from coordinator.intake.suites import load_suite, settled
-from coordinator.planning import from_suite
+from coordinator.planning import instance
 from coordinator.planning.instance import DataSet, Instance, plan_instance, what_if
 from priors.hardware import NOMINAL, memory_bytes
 
@@ -116,7 +116,7 @@ def test_a_suites_instance_is_saved_and_taken_back(tmp_path):
 @pytest.mark.parametrize("text", ["inf", "nan", "1e999b", "²b"])
 def test_a_size_that_is_no_number_of_parameters_is_refused(text):
     with pytest.raises(OperatorError):
-        from_suite.parameters(text)
+        instance.parameters(text)
 
 
 @given(
@@ -128,7 +128,7 @@ def test_a_trial_has_the_fewest_gpus_that_hold_the_model(parameters, hardware, n
     """A power of two within a node; half of it would be too small."""
     memory, needed = memory_bytes(hardware), 2.2 * parameters
     try:
-        gpus = from_suite.gpus_per_trial(parameters, hardware, node)
+        gpus = instance.gpus_per_trial(parameters, hardware, node)
     except OperatorError:
         assert node * memory < needed
         return
@@ -151,7 +151,7 @@ def test_a_trial_has_the_fewest_gpus_that_hold_the_model(parameters, hardware, n
 )
 def test_each_type_with_figures_has_a_memory(hardware, gigabytes):
     """So that no large model is planned on a GPU that it does not fit; a type is known by its own name, too."""
-    from_suite.check_hardware(hardware, [])
+    instance.check_hardware(hardware, [])
     assert memory_bytes(hardware) == (gigabytes and gigabytes * 10**9)
 
 
@@ -162,7 +162,7 @@ def test_a_suite_in_fast_mode_is_predicted_to_take_less():
     exact, fast = (
         {row["name"]: row["gpu_seconds"] for row in made["datasets"]}
         for mode in ("exact", "fast")
-        for made in [from_suite.instance(settled(load_suite("core"), mode, "hf"), {}, [], **node, **model)]
+        for made in [instance.of_suite(settled(load_suite("core"), mode, "hf"), {}, [], **node, **model)]
     )
     assert fast["hellaswag"] < exact["hellaswag"] / 2
     assert fast["gsm8k"] == exact["gsm8k"]
