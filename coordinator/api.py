@@ -8,6 +8,7 @@ EvalspanError. Times are in seconds, `at` in unix seconds. `import evalspan` off
 from __future__ import annotations
 
 import logging
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -299,9 +300,11 @@ def check_suite(
     `prepare`: options of `evalspan prepare`; `checkpoint`: its folder, where one is named.
     """
     from coordinator.doctor.shared_storage import check_shared
-    from coordinator.intake.validate import check_tasks, passed_over, prepare_command
+    from coordinator.intake.validate import check_tasks, passed_over
 
-    fetch = prepare_command(checkpoint or "CHECKPOINT", prepare, convert=convert)
+    # a raw checkpoint has no tokenizer that transformers reads
+    tokenizer = checkpoint or "CHECKPOINT" if convert is None else "CONVERTED_CHECKPOINT"
+    fetch = shlex.join(["evalspan", "prepare", *prepare, "--tokenizer", tokenizer])
     with messages.busy("asking lm-eval for the suite's tasks"):
         files = check_tasks(suite, from_settings.site_of(settings), fetch)
     if said := passed_over(suite):

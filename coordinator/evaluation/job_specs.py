@@ -56,7 +56,6 @@ class Site:
     worker_env: dict[str, str] = field(default_factory=dict)  # of metric workers
     stage: StageConfig = field(default_factory=StageConfig)
     redis_patience_seconds: float = 600.0  # that trials wait for a Redis that is away
-    offline: bool = True
     foreign: bool = (
         False  # the trials' interpreter has other packages, or sees other files, than this process
     )
@@ -277,7 +276,6 @@ def _build_spec(state: State, site: Site, name: str, entry: EntryState) -> Build
         model_dir=state.record.checkpoint.source,
         model=state.record.model,
         out_dir=entry.folder,
-        offline=site.offline,
         source=_source(state, entry.index),
     )
 

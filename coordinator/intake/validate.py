@@ -7,7 +7,6 @@ Rule: input that will fail is refused in one line, before anything is written or
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -67,7 +66,7 @@ def check_tasks(suite: SuiteSpec, site: Site, prepare: str) -> Sequence[str]:
             own = f"; no YAML file in {', '.join(suite.include_path)} names it"
         raise OperatorError(f"suite {suite.name}: lm-eval knows no task {'; '.join(lines)}{own}")
     uncached: dict[str, str] = answer["uncached"]
-    if uncached and site.offline:
+    if uncached:
         sets = ", ".join(sorted(set(uncached.values())))
         raise OperatorError(
             f"suite {suite.name}: data sets that are not in the Hugging Face cache: {sets}; jobs run offline, so run "
@@ -98,13 +97,6 @@ def _check_files(suite: SuiteSpec) -> None:
     for file in files:
         if why := unreadable(file):
             raise OperatorError(f"{file} cannot be read: {why}")
-
-
-def prepare_command(checkpoint: str, options: Sequence[str], *, convert: str | None) -> str:
-    """The `evalspan prepare` command for an evaluation. `options`: those that name its suite and settings."""
-    # a raw checkpoint has no tokenizer that transformers reads
-    tokenizer = checkpoint if convert is None else "CONVERTED_CHECKPOINT"
-    return shlex.join(["evalspan", "prepare", *options, "--tokenizer", tokenizer])
 
 
 def check_cluster(cluster: Cluster, record: EvaluationRecord) -> str:

@@ -20,7 +20,7 @@ from coordinator.allocation import cordons
 from coordinator.config.loading import load
 from coordinator.config.schema import Config, WatchConfig
 from coordinator.evaluation.events import Accepted
-from coordinator.intake import inbox, pending
+from coordinator.intake import inbox, pending, suites
 from coordinator.intake.admission import (
     NotAdmittedError,
     admitted_suite,
@@ -330,9 +330,14 @@ def test_commands_that_cannot_be_obeyed_yet_hide_no_other(ears, monkeypatch):
 
 @given(st.text())
 def test_a_notice_reaches_no_suite_file_that_is_not_listed(name):
-    """Whatever it writes: a listed file, the operator's own default, or a name, which only a shipped suite has."""
+    """Whatever it writes: a listed file, the operator's own default, or a name, which only a shipped suite has. A suite in the
+    notice itself is the work folder's user's alone.
+    """
     watch = WatchConfig(suite="/etc/own.toml", suites=(Path("/suites/mine.toml"),))
-    files = suite_files(watch)
+    files, spec = suite_files(watch), suites.load_suite("core")
+    with pytest.raises(NotAdmittedError, match="holds none"):
+        admitted_suite(Notice(suite="core", spec=spec), watch, files)
+    assert admitted_suite(Notice(suite="core", spec=spec), watch, files, own=True) == spec
     try:
         found = admitted_suite(Notice.model_construct(suite=name), watch, files)
     except NotAdmittedError:
