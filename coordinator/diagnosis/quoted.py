@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 NEAR = 4096  # bytes before and behind a line in which its block may begin and end
 _TOLD = r"(?:error|err|fatal|exception|message|msg|reason|cause|state|status|exit\w*|what|warning|critical)"
-_TEXT = r"(?:prompt|completion|continuation|generat(?:ed|ion)(?: text)?|question|answer|sample|example|prediction|hypothesis|reference)s?"
+_TEXT = r"(?:prompt|completion|continuation|generat(?:ed|ion)(?: text)?|question|answer|sample|example|prediction|hypothesis|reference|document)s?"
 # Lines that say nothing, whatever stands around them.
 _LINE = re.compile(
     rf"""^\s*(?:
@@ -19,6 +19,7 @@ _LINE = re.compile(
     | \{{\s?['"]\w+['"]:
     | (?!{_TOLD}\b)(?:['"][\w.-]+['"]\s?:\s?\S.*,?|[\w.-]+\s?\.{{3,}}\s?\S*|[\w.-]+\s\.{{4,}}\s.*|[a-z_][\w.-]*\s=\s\S.*|[a-z_][\w.-]*=[^\s=]\S*)$     # a setting
     | (?:\+\s|\$\s)?(?:\S*/)?(?:python[\d.]*|torchrun|srun|sbatch|mpirun|mpiexec|deepspeed|accelerate|exec|singularity|apptainer)\s-?[\w./$-]+\s.*--?\w
+    | (?:[\w.]{{1,30}}\s?[:=]\s?)?[\[({{]['"].*[\])}}],?$ | -\s[\w.\ ]{{1,40}}$                                              # a list
     | \++\s\S | --?[a-z][\w-]*[=\s]
     | [\w.\[\]-]+\s*(?:==|\s@\s|\s(?=v?\d+\.\d))\s?v?\S+(?:\s+(?:pypi|conda\S*|/\S*|<?\w+>?))?$                               # a package
     | \|.*\|$ | >+\s | (?P<q>['"]).*(?P=q)[,;]?$ | >>>\s | \d+\s?\|\s                                                         # a table, a quotation
@@ -31,12 +32,14 @@ _LINE = re.compile(
 _SETTING = re.compile(
     rf"^\s*(?:- )?(?!{_TOLD}\b)([a-z_][a-z\d_./-]*)\s?[:=](?:\s+(?!error\b|fatal\b|\*)(?!.*: )\S.{{0,60}})?$"
 )
-_RAISED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z]\w*(?:Error|Exception|Interrupt|Warning)\b")
-_MARK = re.compile(rb"(?im)```|\bbegin\b|\bstart of\b|\b" + _TEXT.encode() + rb"(?:\W{0,2}\d+)?\W{0,12}$")
-_FENCE = re.compile(r"^\W*```")
+_RAISED = re.compile(r"(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception|Interrupt|Warning)\b")
+_MARK = re.compile(
+    rb"(?im)```|\"\"\"|\bbegin\b|\bstart of\b|\b" + _TEXT.encode() + rb"(?: \w+)?(?:\W{0,2}\d+)?\W{0,12}$"
+)
+_FENCE = re.compile(r'^\W*(?:```|""")')
 _BEGIN = re.compile(r"(?i)^\W{0,12}(?:begin|start of)\b")
 _END = re.compile(r"(?i)^\W{0,12}end\b")
-_LABEL = re.compile(rf"(?i)^\W*(?:\w+ )?{_TEXT}(?: ?\W?\d+\W?)?\W*$")
+_LABEL = re.compile(rf"(?i)^\W*(?:\w+ )?{_TEXT}(?: \w+)?(?: ?\W?\d+\W?)?\W*$")
 _GOES_ON = re.compile(r"(?i)^\W*(?:step|epoch|iter\w*)\b|^\s*$")
 
 Read = Callable[[bytes], str]  # a line -> its message
@@ -71,7 +74,7 @@ def is_quoted(text: str, before: bytes, after: bytes, read: Read) -> bool:
 def _is_sample(before: Sequence[str]) -> bool:
     """Return whether the line behind these belongs to a text that a heading alone on its line began."""
     for line in reversed(before):
-        if _GOES_ON.match(line):
+        if _GOES_ON.match(line) or _END.match(line):
             return False
         if _LABEL.match(line):
             return True
