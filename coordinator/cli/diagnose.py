@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,10 @@ from evaljobs.contract.paths import WorkPaths
 
 if TYPE_CHECKING:
     from coordinator.config.schema import Config
+    from coordinator.diagnosis.rules import Proposal
     from coordinator.diagnosis.verdict import Finding
+
+VOTES = 3  # answers that --ask takes, of which over half must agree
 
 
 @command()
@@ -33,11 +37,12 @@ class Diagnose(Printed):
     what: list[str] = argument("LOG ..., a job's id in Slurm, or an evaluation.")
     state: str = option("With LOG: the state that sacct gives, such as OUT_OF_MEMORY.", default="")
     exit_code: str = option("With LOG: the exit code that sacct gives, such as 0:9.", default="")
-    propose: Path | None = option(
-        "With a LOG that no rule knows: ask the judge's model (see [judge]) for a rule, and write it to this file."
+    ask: bool = option(
+        "Of a LOG that no rule knows: ask the judge's model (see [judge]), and mark what it says.",
+        default=False,
     )
-    votes: int = option("With --propose: answers, of which over half must agree.", min=1, max=15, default=3)
-    healthy: list[Path] | None = option("With --propose: logs that no proposed rule may match.")
+    keep: Path | None = option("With --ask: write what it says, as a rule, to this file.")
+    healthy: list[Path] | None = option("With --ask: logs that no rule of it may match.")
 
     def run(self) -> None:
         from coordinator.cluster.past_jobs import JOB_ID
@@ -49,8 +54,8 @@ class Diagnose(Printed):
         paths = [Path(name) for name in self.what]
         if all(path.is_file() for path in paths):
             found = diagnose(read_logs(paths), state=self.state, exit_code=self.exit_code)
-            if self.propose is not None and found.diagnosis.reason is None:
-                self._propose(paths, self.propose, work.rules)
+            if self.ask and found.diagnosis.reason is None and (made := self._ask(paths)):
+                return self._show_answer(made, work.rules)
         elif len(self.what) == 1 and JOB_ID.fullmatch(self.what[0]):
             found = _of_job(self.what[0])
         elif len(self.what) == 1 and not paths[0].parent.name and not paths[0].suffix:
@@ -63,16 +68,16 @@ class Diagnose(Printed):
         _show(found)
         return None
 
-    def _propose(self, paths: Sequence[Path], file: Path, accepted: Path) -> None:
-        """Ask for a rule, within the limits of `[judge]`. Only the telling lines leave this machine."""
+    def _ask(self, paths: Sequence[Path]) -> Proposal | None:
+        """What most answers of the model say, within the limits of `[judge]`. Only the reduced log leaves this machine."""
         from coordinator.diagnosis import rules
-        from coordinator.diagnosis.log import blocks, plain
+        from coordinator.diagnosis.reader import blocks, plain
         from coordinator.diagnosis.verdict import diagnose
-        from coordinator.runtime.causes import read_logs
+        from coordinator.runtime.causes import FAILED, read_logs
 
-        telling = diagnose(read_logs(paths), state=self.state or "FAILED", most=rules.MOST_LINES).telling
-        lines = [line for _, _, line in telling]
-        answers = _asked(self.settings(makes=False), rules.SYSTEM, rules.question(lines), self.votes)
+        found = diagnose(read_logs(paths), state=self.state or FAILED, most=rules.MOST_LINES)
+        lines = rules.reduced([line for _, _, line in found.telling], found.last, os.environ)
+        answers = _asked(self.settings(makes=False), rules.SYSTEM, rules.question(lines))
         healthy = (
             plain(raw)
             for chunks in read_logs(self.healthy or ()).values()
@@ -81,14 +86,23 @@ class Diagnose(Printed):
         )
         made = rules.agreed(answers, lines, healthy)
         if made is None:
-            say(
-                f"no proposed rule has over half of {self.votes} answers and matches these logs alone",
-                err=True,
+            say(f"no answer of [judge] has over half of {VOTES} votes and matches these logs alone", err=True)
+        return made
+
+    def _show_answer(self, made: Proposal, accepted: Path) -> None:
+        model = self.settings(makes=False).judge.model
+        if self.keep is not None:
+            with writing(self.keep):
+                self.keep.write_text(made.as_toml())
+            say(f"wrote {self.keep}: a person accepts it by adding it to {accepted}", err=True)
+        if self.as_json:
+            return show_json(
+                {"reason": made.reason, "line": made.example, "said_by": model, "votes": made.votes}
             )
-            return
-        with writing(file):
-            file.write_text(made.as_toml())
-        say(f"wrote {file}: a person accepts it by adding it to {accepted}", err=True)
+        say(f"{made.reason}, as {model} says ({made.votes} of {VOTES} votes): no rule knows this log", "bold")
+        say(made.example)
+        say(made.explanation)
+        return None
 
     def _evaluation(self, name: str) -> None:
         from coordinator.runtime.causes import failures, of_outcome, of_trial
@@ -108,7 +122,7 @@ class Diagnose(Printed):
         return None
 
 
-def _asked(settings: Config, system: str, user: str, votes: int) -> list[str]:
+def _asked(settings: Config, system: str, user: str) -> list[str]:
     """Answers of the model, one after the other. OperatorError without an endpoint, or where they may cost too much."""
     import openai
 
@@ -118,10 +132,10 @@ def _asked(settings: Config, system: str, user: str, votes: int) -> list[str]:
 
     judge = judge_options(settings)
     if judge is None:
-        raise OperatorError("--propose asks a model: set [judge] url and model")
-    most = votes * cost_at_most(judge, Ask(system=system, user=user, form="rating")) / 1e6
+        raise OperatorError("--ask needs a model: set [judge] url and model")
+    most = VOTES * cost_at_most(judge, Ask(system=system, user=user, form="rating")) / 1e6
     if judge.max_cost is not None and most > judge.max_cost:
-        raise OperatorError(f"--propose may cost {most:.2f}: more than [judge] max_cost")
+        raise OperatorError(f"--ask may cost {most:.2f}: more than [judge] max_cost")
     client = openai.OpenAI(
         base_url=judge.url,
         api_key=read_key(judge) or "none",
@@ -135,7 +149,7 @@ def _asked(settings: Config, system: str, user: str, votes: int) -> list[str]:
         "temperature": judge.temperature,
     }
     try:
-        given = [client.chat.completions.create(messages=messages, **asked) for _ in range(votes)]
+        given = [client.chat.completions.create(messages=messages, **asked) for _ in range(VOTES)]
     except openai.OpenAIError as error:
         raise OperatorError(f"[judge] {judge.url} gave no answer: {type(error).__name__}") from error
     return [one.choices[0].message.content or "" for one in given if one.choices]
@@ -178,3 +192,5 @@ def _show(found: Finding) -> None:
         place = f"{log}:{number}: " if number else ""
         say(f"{place}{line}" if line else "")
     say(one.advice)
+    for number, before in enumerate(found.earlier, 1):
+        say(f"attempt {number} before: {before.reason or 'not known'}: {before.line}", "dim")

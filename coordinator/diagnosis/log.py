@@ -1,27 +1,29 @@
 """What a log says of failures: templates with counts, tracebacks kept whole, and the lines that rules find. Called from: `verdict`.
 
 Rule: a line is looked at where it has a word of failure or progress, which one expression finds in a block of lines, or while a
-traceback is open. A template is such a line without digits and letters of hexadecimal numbers. Memory is bounded by MOST_*:
-a line of 1 GB, binary bytes and ANSI codes, too.
+traceback is open. A template is such a line without digits and letters of hexadecimal numbers. Memory is bounded by MOST_*.
 """
 
 from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from coordinator.diagnosis.rules import RAISED, Rule, find
+from coordinator.diagnosis.quoted import NEAR, is_quoted, says_nothing
+from coordinator.diagnosis.reader import CHUNK, MOST_SHOWN, Line, Reader, blocks, last_time, plain
+from coordinator.diagnosis.rules import RAISED, UNKNOWN, Rule, find, table
 
 MOST_TEMPLATES = 200_000
-MOST_EXAMINED = 10_000  # lines that are compared with all rules; of the rest only the last LAST_EXAMINED
+MOST_EXAMINED = 6_000  # lines that are compared with all rules; of the rest only the last LAST_EXAMINED
 LAST_EXAMINED = 2_000
 MOST_HITS = 2_000
 SAME = 50  # lines of one template that are compared with the rules: digits may tell them apart, as of an Xid
 MOST_FRAMES = 300  # lines of one traceback
-LAST_PROGRESS = 3  # lines of progress that follow a failure which the program survived
+MOST_TAIL = 40  # last lines that are kept
+SURVIVED = 3  # weight of the evidence behind a failure from which on the program survived it: table().weights
+BANNER = 3  # lines of a log's beginning which, when they come again, tell of another attempt
 _DROPPED = b"0123456789abcdefABCDEF"
 # A line in lower case with none of these tells of no failure.
 _TELLS = tuple(
@@ -30,7 +32,8 @@ _TELLS = tuple(
     b" panic lost stale handling cause dumped ecc illegal symbol glibc gateway exceeded override route alloc interrupt lockup full"
     b" transport terminate exited mismatch completion syntax module network edquot found such watchdog link exhausted enospc inactive"
     b" uncorrect remap hang respon dead stall evict unplug resolve disconnect certificate incomplete unavail expired cast cached corrupt"
-    b" eof magic compiled unknown missing deleted aborted runlimit prematurely resource died written".split()
+    b" eof magic compiled unknown missing deleted aborted runlimit prematurely resource died written"
+    b" restart attempt requeue complete finished succe done exitcode".split()
 )
 _PROGRESS = (b"step", b"iter", b"epoch", b"loss", b"it/s", b"s/it", b"tokens/s", b"samples/s", b"%|")
 
@@ -46,9 +49,10 @@ def _any_of(words: Iterable[bytes]) -> bytes:
 
 
 _tells, _words = re.compile(_any_of(_TELLS)).search, re.compile(_any_of(_TELLS + _PROGRESS)).search
+_progress = re.compile(_any_of(_PROGRESS)).search
 # lines that warn, or say that the program goes on
 _SOFT = re.compile(
-    r"(?i)(?<!nccl )(?<!:\d{3} )(?<!:\d{2} )\bwarn(?:ing)?\b(?!.*preempted)|\w+warning:|\bretry(?:ing)?\b|\bignor(?:ed|ing)\b|\bskipp(?:ed|ing)\b"
+    r"(?i)\bwarn(?:ing)?\b(?<!nccl warn)(?!.*preempted)|\w+warning:|\bretry(?:ing)?\b|\bignor(?:ed|ing)\b|\bskipp(?:ed|ing)\b"
     r"|falling back|NCCL INFO \S+/Plugin|^W \S+:\d+\]|will (?:try|be)|thrown while requesting|failed call to cuinit|could not find cuda drivers"
 )
 _SUSPECT = re.compile(
@@ -61,12 +65,14 @@ _BENIGN = re.compile(
 _BEGINS = "Traceback (most recent call last)"
 _ENDS = re.compile(r"[A-Za-z_][\w.]*(?::(?: |$)|$)")  # the line of a traceback that names the exception
 _FRAME = re.compile(r'\s+File "([^"]+)"')
+_EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?::|$)")
+_PIECES = re.compile(r"[^\W\d_][^\d\"\\\n]{10,60}")  # of a line of the banner, what no number changes
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Hit:
     """A line that a rule found. `frame`: the file of its traceback's last frame; `soft`: the program may have gone on;
-    `dropped`: another exception of its chain counts.
+    `dropped`: another exception of its chain counts; `time`: the last one that stands there or before.
     """
 
     rule: Rule
@@ -77,17 +83,20 @@ class Hit:
     soft: bool = False
     dropped: bool = False
     frame: str = ""
+    source: str = ""
+    time: str = ""
     traceback: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class _Template:
     text: str
+    suspect: bool
     first: int
     last: int
-    suspect: bool
     count: int = 1
     progress: bool = False
+    mark: str = ""
     hit: Hit | None = None
 
 
@@ -97,7 +106,8 @@ class _Traceback:
     lines: list[bytes | str] = field(default_factory=list)  # bytes: as they are in the log
 
     def frame(self) -> str:
-        found = (_FRAME.match(_text(line)) for line in reversed(self.lines))
+        """The file of the last frame."""
+        found = (_FRAME.search(_text(line)) for line in reversed(self.lines))
         return next((frame[1] for frame in found if frame), "")
 
 
@@ -120,61 +130,88 @@ class Scan:
         self.lines = 0
         self.hits: list[Hit] = []
         # numbers of the last lines that repeat and tell of progress
-        self.progress: deque[int] = deque(maxlen=LAST_PROGRESS)
+        self.progress: deque[int] = deque(maxlen=SURVIVED)
+        self.marks: dict[str, list[int]] = {"success": [], "start": []}  # kind -> numbers of its lines
+        self.tail: deque[str] = deque(maxlen=MOST_TAIL)  # the last lines
+        self._reader = Reader()
+        self._banner: Sequence[bytes] = ()
+        self._block, self._span, self._earlier = b"", (0, 0), b""
         self._special: dict[bytes, _Template] = {}
         self._late: deque[tuple[bytes, bytes, int]] = deque(maxlen=LAST_EXAMINED)
         self._examined = 0
         self._open: dict[str, _Traceback] = {}  # source -> its traceback
+        self._frames = (b"  ", "")  # what frames of the last opened traceback begin with, and its source
         # source -> its last exception, and how the next follows from it
         self._before: dict[str, tuple[Hit | None, str]] = {}
         self._ignoring: set[str] = set()
 
     def read(self, chunks: Iterable[bytes]) -> Scan:
         for block, numbers in blocks(chunks):
-            lower, at, index = block.lower(), 0, 0  # of the next line
-            while at <= len(block):
-                if not self._open:
-                    if (found := _words(lower, at)) is None:
-                        break
-                    start = block.rfind(b"\n", at, found.start()) + 1 or at
-                    index, at = index + block.count(b"\n", at, start), start
-                end = block.find(b"\n", at)
-                end = len(block) if end < 0 else end
-                raw = block[at:end]
-                if "" in self._open and raw[:2] == b"  ":
-                    self._frame(raw)
-                else:
-                    self._take(raw, numbers[index], lower, (at, end))
-                at, index = end + 1, index + 1
+            if not self.lines:
+                self._reader = Reader(block[:CHUNK])
+                self._banner = self._beginning(block[: 4 * NEAR])
+            self._block = block
+            self._read_block(block, numbers)
+            self._find_starts(block, numbers)
             self.lines = numbers[-1] if numbers else self.lines
+            self._earlier = block[-NEAR:]
+            self.tail.extend(plain(raw) for raw in block[-4 * NEAR :].split(b"\n")[-MOST_TAIL:])
+        self._block = self._earlier = b""
         for key, raw, number in self._late:
-            self._match(key, parsed(raw), number)
+            for line in self._reader.read(raw):
+                self._match(key, line, number)
         return self
+
+    @property
+    def is_log(self) -> bool:
+        """Does it tell of progress, of times or levels, of a success or a failure?"""
+        return bool(self.progress or self.hits or any(self.marks.values()) or self._reader.is_log)
+
+    def _read_block(self, block: bytes, numbers: Sequence[int]) -> None:
+        lower, at, index = block.lower(), 0, 0  # of the next line
+        while at <= len(block):
+            if not self._open:
+                if (found := _words(lower, at)) is None:
+                    return
+                start = block.rfind(b"\n", at, found.start()) + 1 or at
+                index, at = index + block.count(b"\n", at, start), start
+            end = block.find(b"\n", at)
+            end = len(block) if end < 0 else end
+            raw = block[at:end]
+            prefix, source = self._frames
+            if source in self._open and raw.startswith(prefix):
+                self._frame(source, raw)
+            else:
+                self._span = at, end
+                self._take(raw, numbers[index], lower, (at, end))
+            at, index = end + 1, index + 1
 
     # --- lines -----------------------------------------------------------------------------------------------------------
 
-    def _frame(self, raw: bytes) -> None:
-        """A frame of the open traceback without a prefix: most lines of a log of tracebacks."""
-        lines = self._open[""].lines
+    def _frame(self, source: str, raw: bytes) -> None:
+        """A frame of the open traceback behind its very prefix: most lines of a log of tracebacks."""
+        lines = self._open[source].lines
         lines.append(raw)
         if len(lines) > MOST_FRAMES:
-            del self._open[""]
+            del self._open[source]
 
     def _take(self, raw: bytes, number: int, lower: bytes, span: tuple[int, int]) -> None:
         """A line, which is `lower[span]` in lower case."""
         key = raw.translate(None, _DROPPED)
         if (known := self._special.get(key)) is not None:
             self._again(known, key, raw, number)
-        elif _tells(lower, *span):
+        elif _tells(lower, *span) or (
+            self._open and any(line.source in self._open for line in self._reader.read(raw))
+        ):
             self._examine(key, raw, number)
-        elif self._open and (line := parsed(raw)).source in self._open:
-            self._line(line, number, key)
         elif len(self._special) < MOST_TEMPLATES and _words(lower, *span):
-            self._special[key] = _Template("", number, number, suspect=False, progress=True)
+            self._special[key] = _Template("", suspect=False, first=number, last=number, progress=True)
 
     def _again(self, known: _Template, key: bytes, raw: bytes, number: int) -> None:
         known.last, known.count = number, known.count + 1
-        if known.progress:
+        if known.mark:
+            self.marks[known.mark].append(number)
+        elif known.progress:
             self.progress.append(number)
         elif known.count <= SAME or self._open or _BEGINS in known.text:
             self._examine(key, raw, number)
@@ -184,22 +221,20 @@ class Scan:
     def _examine(self, key: bytes, raw: bytes, number: int) -> None:
         if self._examined > MOST_EXAMINED and not self._open and b"Traceback" not in raw:
             self._late.append((key, raw, number))
-        else:
-            self._line(parsed(raw), number, key)
+            return
+        for index, line in enumerate(self._reader.read(raw)):
+            self._line(line, number, key + b"\0%d" % index if index else key)
 
-    def _line(self, line: Line, number: int, key: bytes = b"") -> None:
+    def _line(self, line: Line, number: int, key: bytes) -> None:
         """A line in its place: of a traceback, between two of them, or alone."""
-        source, text = line
+        source, text = line.source, line.text
         if _BEGINS in text:
             text = text[text.index(_BEGINS) :]  # behind a logger's words
         opened = self._open.get(source)
         if opened is not None and not text.startswith(_BEGINS):
             self._framed(opened, line, number, key)
-            return
-        if text.startswith(_BEGINS):
-            self._open[source] = _Traceback(ignored=source in self._ignoring, lines=[text])
-            self._ignoring.discard(source)
-            self._keep(key, text, number)
+        elif text.startswith(_BEGINS):
+            self._begin(line._replace(text=text), number, key)
         elif text[:1] in ("\u2502", "\u256d", "\u2570"):
             return  # a traceback in a box: the exception stands below it
         elif text.startswith(("The above exception was the direct", "During handling of the above")):
@@ -207,62 +242,79 @@ class Scan:
             self._before[source] = (hit, text[:3])
         elif text.startswith(("Exception ignored", "--- Logging error")):
             self._ignoring.add(source)
-        elif key:
+        else:
             self._examined += 1
             if (hit := self._match(key, line, number)) and hit.rule.precedence in RAISED:
                 self._before[source] = (hit, "")
 
+    def _begin(self, line: Line, number: int, key: bytes) -> None:
+        """A traceback begins."""
+        source, known = line.source, self._special.get(key)
+        quoted = (known is None or known.count <= SAME) and self._is_quoted(line.text)
+        self._open[source] = _Traceback(ignored=quoted or source in self._ignoring, lines=[line.text])
+        raw = self._block[slice(*self._span)]
+        self._frames = (raw[: raw.find(_BEGINS.encode())] + b"  ", source)
+        self._ignoring.discard(source)
+        self._keep(key, line, number)
+
     def _framed(self, opened: _Traceback, line: Line, number: int, key: bytes) -> None:
         """A line of an open traceback, or one that another process printed meanwhile."""
-        source, text = line
+        source, text = line.source, line.text
         opened.lines.append(text)
-        ends = bool(text) and text[0] not in " \t|+" and _ENDS.match(text)
+        ends = bool(text) and text[0] not in " \t|+" and _ENDS.match(text) and not says_nothing(text)
         if ends or len(opened.lines) > MOST_FRAMES:
             del self._open[source]
         if ends:
-            self._close(source, opened, line, number, key)
+            self._close(opened, line, number, key)
 
-    def _close(self, source: str, opened: _Traceback, line: Line, number: int, key: bytes) -> None:
+    def _close(self, opened: _Traceback, line: Line, number: int, key: bytes) -> None:
         """A traceback is whole. Of two that follow from each other one counts: a cause before what it was raised from, and
-        an exception before the one that was being handled.
+        an exception before the one that was being handled; never one that no rule knows before one that a rule knows.
         """
-        before, link = self._before.pop(source, (None, ""))
+        before, link = self._before.pop(line.source, (None, ""))
         hit = None if opened.ignored else self._match(key, line, number, opened)
         if hit is not None and before is not None and link:
-            raised = before.rule.precedence in RAISED and hit.rule.precedence in RAISED
-            drop = (
-                before
-                if raised and link == "Dur" and hit.rule.precedence <= before.rule.precedence + 12
-                else hit
-            )
-            if hit.rule.precedence < before.rule.precedence and not raised:
-                drop = before
+            its, former = hit.rule.precedence, before.rule.precedence
+            raised = its in RAISED and former in RAISED
+            later = link == "Dur" and its <= former + 12 if raised else its < former
+            drop = before if later and hit.rule is not UNKNOWN else hit
             drop.dropped = True
             hit = before if drop is hit else hit
-        self._before[source] = (hit or before, "")
+        self._before[line.source] = (hit or before, "")
 
     def _match(self, key: bytes, line: Line, number: int, traceback: _Traceback | None = None) -> Hit | None:
         text = line.text
-        known = self._keep(key, text, number)
+        known = self._keep(key, line, number)
         if known is not None and traceback is not None:
             known.suspect = True  # what raised it may have no word of failure in its name
         if known is not None and known.count > SAME:
             rule = known.hit.rule if known.hit else None
         else:
-            rule = find(text)
+            rule = None if traceback is None and says_nothing(text) else find(text)
+        if (
+            rule is None
+            and traceback is not None
+            and _EXCEPTION.match(text)
+            and not table().marks["following"].search(text)
+        ):
+            rule = UNKNOWN
         if rule is None:
             return None
         if known is not None and known.hit is not None and known.hit.rule is rule:
             self._seen_again(known.hit, number)
             return known.hit
+        if (known is None or known.count <= SAME) and self._is_quoted(text):
+            return None
         hit = Hit(
             rule=rule,
             log=self.name,
             line=_around(text, rule),
             number=number,
             last=number,
-            soft=traceback is None and _SOFT.search(text) is not None,
+            soft=traceback is None and (line.level == "WARNING" or _SOFT.search(text) is not None),
             frame=traceback.frame() if traceback else "",
+            source=line.source,
+            time=line.time or last_time(self._surroundings()[0]),
             traceback=tuple(map(_text, traceback.lines)) if traceback else (),
         )
         if len(self.hits) < MOST_HITS:
@@ -279,18 +331,66 @@ class Scan:
             hit.number = number
         hit.last, hit.dropped = number, False
 
-    def _keep(self, key: bytes, text: str, number: int) -> _Template | None:
+    def _keep(self, key: bytes, line: Line, number: int) -> _Template | None:
         known = self._special.get(key)
-        if known is None and key and len(self._special) < MOST_TEMPLATES:
-            suspect = bool(_SUSPECT.search(text)) and not _BENIGN.search(text) and not _SOFT.search(text)
-            known = self._special[key] = _Template(text[:MOST_SHOWN], number, number, suspect=suspect)
+        if known is None and len(self._special) < MOST_TEMPLATES:
+            text, lower = line.text, line.text.lower().encode()
+            silent = (
+                says_nothing(text) or _BENIGN.search(text) or _SOFT.search(text) or line.level == "WARNING"
+            )
+            told = line.level == "ERROR" and any(map(str.isalpha, text))
+            suspect = not silent and (told or bool(_SUSPECT.search(text)))
+            suspect = suspect and not self._is_quoted(text)
+            mark = "" if silent else table().mark(text)
+            known = _Template(text[:MOST_SHOWN], suspect=suspect, first=number, last=number, mark=mark)
+            known.progress = not suspect and not _tells(lower) and _progress(lower) is not None
+            self._special[key] = known
+            if mark:
+                self.marks[mark].append(number)
         return known
+
+    # --- around a line -----------------------------------------------------------------------------------------------------
+
+    def _surroundings(self) -> tuple[bytes, bytes]:
+        start, end = self._span
+        before = self._block[max(0, start - NEAR) : max(0, start - 1)]
+        return (self._earlier + b"\n" + before if start < NEAR else before), self._block[end + 1 : end + NEAR]
+
+    def _is_quoted(self, text: str) -> bool:
+        return is_quoted(text, *self._surroundings(), lambda raw: self._reader.read(raw)[0].text)
+
+    def _beginning(self, block: bytes) -> Sequence[bytes]:
+        """What is constant of the first lines that say something: when they come again, something has started again."""
+        made: list[bytes] = []
+        for raw in block.split(b"\n")[:40]:
+            text = self._reader.read(raw)[0].text
+            if _SUSPECT.search(text):
+                break
+            pieces = [] if says_nothing(text) or _progress(raw.lower()) else _PIECES.findall(text)
+            if pieces and (piece := max(pieces, key=len).encode()) not in made:
+                made.append(piece)
+        return made[:BANNER] if len(made) >= BANNER else ()
+
+    def _find_starts(self, block: bytes, numbers: Sequence[int]) -> None:
+        """Where the banner comes again behind a failure."""
+        if not self.hits or not self._banner:
+            return
+        first, index, counted = self._banner[0], 0, 0
+        at = block.find(first)
+        while at >= 0 and len(self.marks["start"]) < MOST_HITS:
+            index, counted = index + block.count(b"\n", counted, at), at
+            near = block[at : at + 8 * NEAR]
+            if numbers[index] > self.hits[0].number and all(piece in near for piece in self._banner):
+                self.marks["start"].append(numbers[index])
+            at = block.find(first, at + 1)
 
     # --- what is asked of it ----------------------------------------------------------------------------------------------
 
-    def survived(self, number: int) -> bool:
-        """Did the program make progress after this line?"""
-        return len(self.progress) == LAST_PROGRESS and self.progress[0] > number
+    def survived(self, number: int, *, by_progress: bool = True) -> bool:
+        """Is the evidence behind this line, of table().weights, enough to say that the program survived what it tells?"""
+        counts = {"progress": sum(n > number for n in self.progress) if by_progress else 0}
+        counts |= {kind: sum(n > number for n in found[-1:]) for kind, found in self.marks.items()}
+        return sum(table().weights[kind] * count for kind, count in counts.items()) >= SURVIVED
 
     def telling(self, most: int) -> list[tuple[int, str]]:
         """Lines that may tell of a failure which no rule knows: the rare and the late ones, in the order of the log."""
@@ -299,69 +399,3 @@ class Scan:
         ]
         found.sort(key=lambda t: (t.count, -t.last))
         return sorted((t.first, t.text) for t in found[:most])
-
-
-# --- lines of any size, in blocks ------------------------------------------------------------------------------------
-
-
-CHUNK = 1 << 20  # bytes that a caller reads at once
-MOST_LINE = 1 << 16  # bytes of a line that are kept: its beginning and its end
-MOST_SHOWN = 400  # characters of a quoted line
-_ANSI = re.compile(r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]*\x07?|.)")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-# "ERROR 05-23 09:31:47 [core.py:396] ", "[rank1]: ", "3: " of srun --label, "(Worker pid=9) ", "stderr: ", times, "[Rank 0] "; glog's "[E1206 18:44:12.7 file.cpp:1]"
-_PREFIX = re.compile(
-    r"(?:\s*(?:\[[^\]\n]{0,80}\]:?|\([\w ]{1,40} ?pid=\d+[^)\n]{0,60}\)|\d{1,5}:|std(?:err|out):"
-    r"|(?:ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d|[\w./]+\.py:\d+\]|\d{4}[-/]\d\d[-/]\d\d[T ,]\d\d:\d\d:\d\d[\w.,:+-]*))+ ?"
-)
-_WARNS = re.compile(r"\[W(?:\d{3,4})? ")  # glog's, as of torch
-_RANK = re.compile(r"(?i:rank|pid=) ?(\d+)|^(\d{1,5}):")
-
-
-class Line(NamedTuple):
-    """`source`: the rank or process that printed it, as far as its prefix says; `text`: without that prefix."""
-
-    source: str
-    text: str
-
-
-def blocks(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, Sequence[int]]]:
-    """Whole lines joined by newlines, and their numbers from 1. What carriage returns part has one number."""
-    number, rest = 1, b""
-    for chunk in chunks:
-        data = rest + chunk.replace(b"\r\n", b"\n")
-        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-        whole, rest = data[:end], data[end:]
-        if len(rest) > MOST_LINE:
-            rest = rest[: MOST_LINE // 2] + b" ... " + rest[-MOST_LINE // 2 :]
-        if whole:
-            yield _numbered(whole[:-1], number)
-            number += whole.count(b"\n")
-    if rest:
-        yield _numbered(rest, number)
-
-
-def _numbered(block: bytes, first: int) -> tuple[bytes, Sequence[int]]:
-    if b"\r" not in block:
-        return block, range(first, first + block.count(b"\n") + 1)
-    numbers: list[int] = []
-    for number, line in enumerate(block.split(b"\n"), first):
-        numbers += [number] * (line.count(b"\r") + 1)
-    return block.replace(b"\r", b"\n"), numbers
-
-
-def plain(raw: bytes) -> str:
-    """A line as text that commands no terminal; of a long one its beginning and its end."""
-    if len(raw) > 2 * MOST_SHOWN * 4:
-        raw = raw[: MOST_SHOWN * 4] + b" ... " + raw[-MOST_SHOWN * 4 :]
-    return _CONTROL.sub("", _ANSI.sub("", raw.decode(errors="replace"))).rstrip()
-
-
-def parsed(raw: bytes) -> Line:
-    text = plain(raw)
-    prefix = _PREFIX.match(text)
-    if prefix is None:
-        return Line("", text)
-    rank = _RANK.search(prefix[0])
-    warns = "WARNING " if _WARNS.search(prefix[0]) else ""
-    return Line((rank[1] or rank[2]) if rank else "", warns + text[prefix.end() :])

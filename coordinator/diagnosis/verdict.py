@@ -1,8 +1,9 @@
 """From logs and the scheduler's word to one verdict: the failure that began it. Called from: `coordinator.runtime.causes`, `cli`.
 
-Rule: of the failures that the program did not survive, the one of the least precedence counts, then the earliest. What the
-scheduler says of a kill stands above what a log says; what it ended cannot have begun it. A dump is a pickle that others may
-have written, so it is read without any class of it, and at most MOST_BYTES of it.
+Rule: of the failures of the last attempt that the program did not survive, the one of the least precedence counts, then the
+earliest. What the scheduler says of a kill stands above what a log says; what it ended cannot have begun it. What other ranks
+say of a death that no rule knows explains it no better: then it is not known. A dump is a pickle that others may have written, so it is read without any class
+of it, and at most MOST_BYTES of it.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import io
 import json
 import pickle
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, pairwise
 from typing import Any, NamedTuple, NoReturn
 
 from coordinator.diagnosis.log import Hit, Scan
@@ -23,19 +24,24 @@ from evaljobs.contract.specs import Record
 MOST_TELLING = 5  # lines that are shown where no reason is known
 HARDWARE = 15  # precedences up to it: such a failure counts also where the program went on for a while ...
 FOLLOWS = 60  # ... and other ranks then said no more than that something was lost
-_STATES = {
-    "NODE_FAIL": ("NodeFailure", 9),
-    "BOOT_FAIL": ("NodeFailure", 9),
-    "PREEMPTED": ("Preempted", 9),
-    "OUT_OF_MEMORY": ("OOMKilled", 12),
-    "TIMEOUT": ("TimeLimit", 56),
-    "DEADLINE": ("TimeLimit", 56),
-    "CANCELLED": ("Cancelled", 72),
-}
-"""Slurm's word for the end of a job -> reason and precedence."""
-SURE = tuple(word for word, (_, precedence) in _STATES.items() if precedence < FOLLOWS)  # whatever a log says
+LEAST_RUN = 4  # lines between a requeue and a failure from which on this is another attempt's
+SURE = tuple(
+    word for word, (_, precedence) in table().states.items() if precedence < FOLLOWS
+)  # whatever a log says
 _ENDING = ("Preempted", "TimeLimit")  # lines after it say what the kill did
+_BY_KILL = (
+    "Preempted",
+    "TimeLimit",
+    "Cancelled",
+    "RuntimeError",
+    "ConnectionError",
+    "CalledProcessError",
+    "DataloaderKilled",
+    "",
+)
 _NOT_KNOWN = "not known: read the lines below"
+_NO_LOG = "this is no log of a job: no line tells of progress, a time, a rank or a failure"
+_NAMED = re.compile(r"exitcode|received by PID")  # the launcher names the rank that failed first
 
 
 class Diagnosis(Record):
@@ -51,12 +57,16 @@ class Diagnosis(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A diagnosis with what a person wants to see beside it. `traceback`: of the line; `telling`: (log, number, line)."""
+    """A diagnosis with what a person wants to see beside it. `traceback`: of the line; `telling`: (log, number, line); `earlier`:
+    how attempts before the last one ended, of a job that was started again; `last`: the last lines.
+    """
 
     diagnosis: Diagnosis
     log: str = ""
     traceback: tuple[str, ...] = ()
     telling: tuple[tuple[str, int, str], ...] = ()
+    earlier: tuple[Diagnosis, ...] = ()
+    last: tuple[str, ...] = ()
 
 
 def diagnose(
@@ -71,23 +81,35 @@ def diagnose(
         return Finding(diagnosis=_of("Healthy", "sacct: COMPLETED", None))
     texts, dumps = as_log(logs)
     scans = [Scan(name).read(chunks) for name, chunks in texts]
-    hits = [hit for scan in scans for hit in _counted(scan)] + [
-        hit for hit in (_said(word, state, exit_code), _stuck(dumps)) if hit
-    ]
-    best = min(hits, key=_order(scans), default=None)
-    if best is not None:
-        return _found(best)
+    attempts = [_attempts(scan) for scan in scans]
+    earlier = tuple(
+        _found(best).diagnosis for ended in attempts for hits in ended[:-1] if (best := _first(hits, scans))
+    )
+    hits = [hit for scan, ended in zip(scans, attempts, strict=True) for hit in _counted(scan, ended[-1])]
+    hits += filter(None, (_said(word, state, exit_code), _stuck(dumps)))
+    best = _first(hits, scans)
+    if best is not None and best.rule.reason:
+        return replace(_found(best), earlier=earlier)
     telling = [(s.name, number, line) for s in scans for number, line in s.telling(most)][-most:]
     failed = bool(word) or (exit_code not in ("", "0", "0:0"))
-    if not telling and not failed and any(s.lines for s in scans):
-        return Finding(diagnosis=_of("Healthy", "", None))
-    line, number = (
-        (telling[-1][2], telling[-1][1]) if telling else (f"sacct: {state} {exit_code}".strip(), None)
+    if best is None and not telling and not failed and any(s.lines for s in scans):
+        if not any(scan.is_log for scan in scans):
+            return Finding(diagnosis=_unknown("", None, _NO_LOG))
+        return Finding(diagnosis=_of("Healthy", "", None), earlier=earlier)
+    place = (best.log, best.number or None, best.line) if best else telling[-1] if telling else None
+    log, number, line = place or ("", None, f"sacct: {state} {exit_code}".strip())
+    if best is not None and (best.log, best.number, best.line) not in telling:
+        telling = sorted([*telling[-(most - 1) :], (best.log, best.number, best.line)])
+    last = tuple(line for scan in scans for line in scan.tail)
+    return Finding(
+        diagnosis=_unknown(line, number), log=log, telling=tuple(telling), earlier=earlier, last=last
     )
-    unknown = Diagnosis(
-        reason=None, owner="none", recoverable=False, line=line, line_number=number, advice=_NOT_KNOWN
+
+
+def _unknown(line: str, number: int | None, advice: str = _NOT_KNOWN) -> Diagnosis:
+    return Diagnosis(
+        reason=None, owner="none", recoverable=False, line=line, line_number=number, advice=advice
     )
-    return Finding(diagnosis=unknown, log=telling[-1][0] if telling else "", telling=tuple(telling))
 
 
 def in_words(cause: Diagnosis | None, said: str) -> str:
@@ -110,13 +132,11 @@ def of_text(text: str, *, state: str = "") -> Diagnosis:
 
 def _said(word: str, state: str, exit_code: str) -> Hit | None:
     """What the scheduler says. A signal tells only where one thing alone sends it."""
-    reason, precedence = _STATES.get(word, ("", 0))
-    if not reason and exit_code.endswith(":7"):
-        reason, precedence = "DiskFull", 23
-    if not reason:
+    said = table().states.get(word) or (table().states["SIGBUS"] if exit_code.endswith(":7") else None)
+    if said is None:
         return None
     line = f"sacct: {state.strip()}" + (f", ExitCode {exit_code}" if exit_code else "")
-    return _hit(reason, line, precedence)
+    return _hit(said[0], line, said[1])
 
 
 def _stuck(dumps: Mapping[str, Mapping[str, Any]]) -> Hit | None:
@@ -135,20 +155,50 @@ def _hit(reason: str, line: str, precedence: int, owner: Owner | None = None) ->
     return Hit(rule=made, log="", line=line, number=0, last=0)
 
 
-def _counted(scan: Scan) -> list[Hit]:
-    """Hits that may have begun the failure: not those that came of the scheduler's kill."""
-    ends = [hit.number for hit in scan.hits if hit.rule.reason in _ENDING and not hit.soft]
+def _attempts(scan: Scan) -> list[list[Hit]]:
+    """What was found of each attempt: a log of a job that was requeued or restarted holds several."""
+    starts = set(scan.marks["start"])
+    for end in scan.hits:
+        if end.rule.reason == "Preempted" and table().marks["requeue"].search(end.line):
+            after = [hit for hit in scan.hits if hit.number > end.number and not hit.soft]
+            run = min((h.number - len(h.traceback) for h in after), default=0) > end.number + LEAST_RUN
+            if run or scan.survived(end.last) or any(hit.rule.reason not in _BY_KILL for hit in after):
+                starts.add(end.number + 1)
+    last = max((hit.number for hit in scan.hits), default=0)
+    bounds = [0, *sorted(n for n in starts if n <= last or scan.survived(n - 1)), scan.lines + 1]
+    parts = [[h for h in scan.hits if first <= h.number < end] for first, end in pairwise(bounds)]
+    return [*filter(None, parts[:-1]), parts[-1]]
+
+
+def _counted(scan: Scan, found: Sequence[Hit]) -> list[Hit]:
+    """Hits that may have begun the failure: not those that came of the scheduler's kill, nor deaths behind what peers say."""
+    ends = [hit.number for hit in found if hit.rule.reason in _ENDING and not hit.soft]
     end = min(ends, default=scan.lines)
-    hits = [hit for hit in scan.hits if not hit.dropped and (hit.number <= end or hit.rule.precedence < 20)]
-    lasting = [hit for hit in hits if not hit.soft and not scan.survived(hit.last)]
+    noise = min((hit.number for hit in found if hit.rule.precedence >= FOLLOWS), default=scan.lines)
+    hits = [
+        hit
+        for hit in found
+        if not hit.dropped
+        and (hit.number <= end or hit.rule.precedence < 20)
+        and (hit.rule.reason or hit.number <= noise or _NAMED.search(hit.line))
+    ]
+    lasting = [
+        h for h in hits if not h.soft and not scan.survived(h.last, by_progress=h.rule.reason not in _ENDING)
+    ]
     if all(hit.rule.precedence >= FOLLOWS for hit in lasting) and lasting:
         lasting += [hit for hit in hits if hit.rule.precedence <= HARDWARE and not hit.soft]
     return lasting
 
 
-def _order(scans: Sequence[Scan]) -> Callable[[Hit], tuple[int, int, int]]:
+def _first(hits: Sequence[Hit], scans: Sequence[Scan]) -> Hit | None:
+    """The hit that began it: of one precedence the earliest by the times that all have, else by the order of the logs."""
     place = {scan.name: index for index, scan in enumerate(scans)}
-    return lambda hit: (hit.rule.precedence, place.get(hit.log, len(place)), hit.number)
+    timed = len({re.sub(r"\d", "0", hit.time) for hit in hits}) == 1 and len({hit.log for hit in hits}) > 1
+
+    def order(hit: Hit) -> tuple[int, str, int, int]:
+        return hit.rule.precedence, hit.time if timed else "", place.get(hit.log, len(place)), hit.number
+
+    return min(hits, key=order, default=None)
 
 
 def _found(hit: Hit) -> Finding:
@@ -168,6 +218,8 @@ def _found(hit: Hit) -> Finding:
 
 
 def _of(reason: str, line: str, number: int | None, owner: Owner | None = None) -> Diagnosis:
+    if not reason:
+        return _unknown(line, number)
     its = table().reasons[reason]
     return Diagnosis(
         reason=reason,

@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from coordinator.diagnosis import rules
-from coordinator.diagnosis.log import CHUNK
+from coordinator.diagnosis.reader import CHUNK
 from coordinator.diagnosis.verdict import Diagnosis, diagnose, of_state
 from coordinator.errors import OperatorError
 from evaljobs.contract import folded

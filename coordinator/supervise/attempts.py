@@ -23,7 +23,7 @@ from coordinator.cluster import ClusterError, LimitError, local_guardian
 from coordinator.cluster.past_jobs import PastJob, look_up
 from coordinator.cluster.slurm_cli import SlurmCli
 from coordinator.cluster.slurm_limits import ends
-from coordinator.diagnosis.log import CHUNK
+from coordinator.diagnosis.reader import CHUNK
 from coordinator.diagnosis.verdict import SURE, Diagnosis, diagnose
 from coordinator.errors import OperatorError
 from coordinator.runtime.causes import FAILED, read_logs

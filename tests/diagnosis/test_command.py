@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from coordinator.cli import app
 from coordinator.cluster.past_jobs import look_up
-from coordinator.diagnosis.rules import Proposal, accept
+from coordinator.diagnosis.rules import MOST_TOKENS, Proposal, accept, reduced
 from coordinator.diagnosis.verdict import SURE
 from coordinator.errors import OperatorError
 from coordinator.runtime.summary import failed_job
@@ -112,6 +112,12 @@ def test_a_rule_that_a_person_accepted_counts_before_those_of_the_package(
             said(log, "--work-dir", tmp_path)
 
 
+def test_a_reduced_log_is_bounded() -> None:
+    lines = reduced([f"fatal: part {n} of the lattice failed" for n in range(40)], ["word " * 99] * 400, {})
+    assert 40 < len(lines) < 80
+    assert sum(map(len, lines)) <= 5 * MOST_TOKENS
+
+
 # --- a model's proposal ------------------------------------------------------------------------------------------------
 
 FROBS = "frobnicator: fatal: the lattice is not aligned"
@@ -134,18 +140,19 @@ GOOD = {"reason": "RuntimeError", "pattern": "lattice is not aligned", "explanat
 def test_a_model_proposes_a_rule_that_a_person_accepts(
     tmp_path: Path, answers: list[object], written: bool
 ) -> None:
-    """Asked of a local endpoint, and only where no rule knows the log. What over half say, and what matches this log and no
-    healthy one, goes to a file in the form of a rule."""
+    """Asked of a local endpoint, and only where no rule knows the log, without secrets. What over half say, and what matches this
+    log and no healthy one, is marked as the model's and goes to a file in the form of a rule."""
     log, healthy, out, config = (tmp_path / name for name in ("a.log", "b.log", "rule.toml", "evalspan.toml"))
-    log.write_text(f"{FROBS}\n")
+    log.write_text(f"step 3 of the run\nHF_TOKEN=a-very-secret-word\n{FROBS}\n")
     healthy.write_text("the lattice is whole\n")
     with serving() as endpoint:
         endpoint.handle = lambda request: request.answer(json.dumps(answers[request.number]))
         config.write_text(f'[judge]\nurl = "{endpoint.url}"\nmodel = "m"\n')
-        argv = [str(log), "--config", str(config), "--propose", str(out), "--healthy", str(healthy)]
+        argv = [str(log), "--config", str(config), "--ask", "--keep", str(out), "--healthy", str(healthy)]
         done = CliRunner().invoke(app, ["diagnose", *argv], catch_exceptions=False)
         assert done.exit_code == 0, done.output
-        assert all(FROBS in user for user in endpoint.users())
+        assert all(FROBS in user and "secret-word" not in user for user in endpoint.users())
+        assert ("RuntimeError, as m says" in done.output) == written
         assert len(endpoint.users()) == 3
         log.write_text("KeyError: 'a'\n")
         CliRunner().invoke(app, ["diagnose", *argv], catch_exceptions=False)

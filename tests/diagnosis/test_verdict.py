@@ -8,7 +8,8 @@ from typing import get_args
 
 import pytest
 
-from coordinator.diagnosis.log import _TELLS, MOST_LINE, blocks
+from coordinator.diagnosis.log import _TELLS
+from coordinator.diagnosis.reader import MOST_LINE, blocks
 from coordinator.diagnosis.rules import Owner, find, table
 from coordinator.diagnosis.verdict import diagnose, of_text
 
@@ -23,6 +24,9 @@ ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
 TIMEOUT = "[rank{}]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum={}, OpType=ALLREDUCE)\n"
 LIMIT = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***\n"
 KILLED = "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 ***\n"
+
+REQUEUED = LIMIT.replace("TIME LIMIT", "JOB REQUEUE")
+BANNER = "Loading module cuda on this node\ntorchrun on 2 nodes of 8 GPUs\nmodel of 1.1 B parameters in all its layers\n"
 
 
 def raised(error, *, rank="", file="train.py", text="    f()"):
@@ -124,6 +128,21 @@ BEGAN = {
     "no error before progress that began while another rank's traceback was open": (
         raised("ValueError: bad sample", rank="[rank1]: ").rstrip("\n").replace("\n", "\n[rank0]: step 0 loss 1.0\n") + "\n" + STEPS + LIMIT,
         "", "TimeLimit", 48),
+    "a time limit, though lines of progress came behind it": (STEPS + LIMIT + STEPS[:100], "", "TimeLimit", 41),
+    "what a run that ended well had survived": (
+        STEPS + "NVRM: Xid (PCI:0000:1a:00): 63, pid=8, Row remapper\n" + "Training completed.\n", "", "Healthy", None),
+    "the last attempt after a requeue": (
+        STEPS + raised("KeyError: 'a'") + REQUEUED + STEPS + raised("OSError: [Errno 28] No space left"), "", "DiskFull", 89),
+    "the last attempt, whose beginning is the first one's": (
+        BANNER + "NVRM: Xid (PCI:0000:1a:00): 79, pid=8\n" + BANNER + raised("TypeError: x"), "", "TypeError", 11),
+    "a requeue that nothing followed": (STEPS + REQUEUED + "srun: error: n1: task 2: Terminated\n", "", "Preempted", 41),
+    "no watchdog before a death that no rule knows": (
+        STEPS + raised("frob.LatticeBroken: at 3", rank="[rank3]: ") + TIMEOUT.format(1, 9) * 3, "", None, 44),
+    "no lost peer before a process that was killed": (
+        STEPS + "train.sh: line 4: 4711 Killed    python train.py\n" + TIMEOUT.format(1, 9) * 3, "", None, 41),
+    "no cause that the launcher's sum names behind a watchdog": (
+        STEPS + TIMEOUT.format(1, 9) + raised("torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "), "",
+        "NCCLTimeoutError", 41),
     "nothing known": (STEPS + "Segmentation fault (core dumped)\n", "FAILED", None, 41),
 }  # fmt: skip
 
@@ -133,6 +152,26 @@ def test_the_failure_that_began_it_is_named(name):
     text, state, reason, number = BEGAN[name]
     found = diagnose({"log": [text.encode("latin-1")]}, state=state).diagnosis
     assert (found.reason, found.line_number) == (reason, number)
+
+
+def test_earlier_attempts_are_listed():
+    text = STEPS + raised("KeyError: 'a'") + REQUEUED + STEPS + raised("TypeError: x")
+    found = diagnose({"log": [text.encode()]})
+    assert (found.diagnosis.reason, [one.reason for one in found.earlier]) == ("TypeError", ["Preempted"])
+
+
+def test_of_equal_failures_in_logs_of_several_ranks_the_earliest_by_time_counts():
+    later, first = (
+        f"2026-01-01 10:00:{second} rank failed\n" + raised(f"ValueError: {second}") for second in (30, 10)
+    )
+    assert diagnose({"rank0": [later.encode()], "rank1": [first.encode()]}).diagnosis.line == "ValueError: 10"
+
+
+@pytest.mark.parametrize("file", ["/etc/passwd", str(Path(__file__).parents[2] / "README.md")])
+def test_a_file_that_is_no_log_is_said_to_be_none(file):
+    found = of_text(Path(file).read_text())
+    assert found.reason is None
+    assert "no log of a job" in found.advice
 
 
 def test_evalspan_owns_what_its_own_code_raises():
