@@ -77,7 +77,9 @@ class Housekeeper:
         return self._ended is None or bool(self._ended) or self._process.running
 
     def tick(self, now: float) -> None:
-        """Start what is due, where nothing runs. `now`: unix seconds. Never raises."""
+        """Start what is due, where nothing runs. `now`: unix seconds. OSError where it cannot be started: the next daemon
+        does it again.
+        """
         if self._process.ended():
             log.warning("housekeeping has failed: see %s; the next daemon does it again", self._process.log)
         if self._process.running:
@@ -94,10 +96,7 @@ class Housekeeper:
             code=self._code,
         )
         self._ended = set()
-        try:
-            self._process.begin(job.model_dump_json().encode())
-        except OSError as error:  # no memory, no process, a full disk
-            log.warning("housekeeping: %s; the next daemon does it again", error)
+        self._process.begin(job.model_dump_json().encode())
 
     def stop(self) -> None:
         """End what runs: the next daemon does it again."""
