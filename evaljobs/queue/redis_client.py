@@ -160,6 +160,13 @@ def connect(file: Path, *, seconds: float = SOCKET_SECONDS) -> redis.Redis:
     return client(read(file), seconds=seconds)
 
 
+def metric_queue(evaluation_id: str) -> str:
+    """RQ's name of an evaluation's queue of metric jobs. One each: RQ pops a job of a single queue through a list of those
+    that were popped and have not begun.
+    """
+    return f"evalspan-{evaluation_id}"
+
+
 @contextmanager
 def explained(where: str) -> Iterator[None]:
     """Turn Redis's errors into QueueUnavailable, with what to do next."""

@@ -1,4 +1,4 @@
-"""The process that keeps metric workers alive: forks them, queues the jobs of dead ones again, ends them in time.
+"""The process that keeps a metric worker alive: forks it, replaces it when it dies, and ends it in time.
 
 Rule: the supervisor runs no job, so no job can end it. It replaces a worker that dies (with Redis, say), after a pause
 where it did not live long. Where Redis stays away though the coordinator lives, it is this host that does not reach it: it
@@ -19,19 +19,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import redis
 
 from evaljobs.queue import redis_client
 from evaljobs.queue.redis_client import QueueUnavailable, RedisAddress
-from evaljobs.scoring import rq_jobs
 from evaljobs.staging.coordinator_lease import CoordinatorLease, is_there
 from evaljobs.trial.engines.tied import die_with_parent
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2  # between two looks at the children
+REDIS_SECONDS = 2.0  # between two calls of Redis
 # that a running job has to finish, of the 30 s that Slurm leaves between SIGTERM and SIGKILL
 FINISH_SECONDS = 15.0
 DROP_SECONDS = 5.0  # that a worker then has to drop its job, before SIGKILL
@@ -41,7 +40,7 @@ MUTE_RENEWALS = 4  # of the coordinator's lease, one every 30 s, without an answ
 
 
 class Supervisor:
-    """Keeps a worker alive, recovers the jobs of dead ones, and ends on a signal, a file or a lease."""
+    """Keeps a worker alive, and ends on a signal, a file or a lease."""
 
     def __init__(self, options: argparse.Namespace, work: Callable[[], None]) -> None:
         """`work`: be one worker, in a forked child, until it ends."""
@@ -51,9 +50,8 @@ class Supervisor:
         self.stopping_since: float | None = None
         self.pressed = 0  # signals that the children have got since `stopping_since`
         self._start_after = 0.0
-        self._recovered_at = 0.0
+        self._called_at = 0.0
         self._address: RedisAddress | None = None
-        self._queue: Any = None
         self._answered = 0  # renewals of the lease when Redis answered last
         self.status = 0  # exit status
         lease: Path | None = options.lease_file
@@ -150,12 +148,13 @@ class Supervisor:
                 os.kill(pid, number)
 
     def _look(self, at: float) -> None:
-        if at - self._recovered_at < rq_jobs.RECOVER_SECONDS:
+        if at - self._called_at < REDIS_SECONDS:
             return
-        self._recovered_at = at
+        self._called_at = at
         try:
-            self._follow(redis_client.read(self.options.redis_file))
-            rq_jobs.recover(self._queue)
+            address = redis_client.read(self.options.redis_file)
+            self._follow(address)
+            redis_client.shared(address).ping()
             self._answered = self._lease.renewals if self._lease is not None else 0
         except (QueueUnavailable, redis.RedisError, OSError) as error:
             log.warning("Redis: %s", error)
@@ -167,4 +166,3 @@ class Supervisor:
         if self._address is not None:
             self._signal_children(signal.SIGTERM)
         self._address = address
-        self._queue = rq_jobs.open_queue(redis_client.client(address), self.options.queue)

@@ -23,8 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import redis
+from rq.executions import Execution
+from rq.job import Job
+from rq.queue import Queue
 from rq.serializers import JSONSerializer
-from rq.utils import now
 from rq.worker import Worker
 from rq.worker_registration import clean_worker_registry
 
@@ -32,13 +34,11 @@ from evaljobs import garbage, log_lines
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import SPEC, ExecuteSpec, ScoreSpec
-from evaljobs.contract.storage import STORAGE_AWAY, write_outcome
+from evaljobs.contract.storage import STORAGE_AWAY, patiently, write_outcome
 from evaljobs.errors import details, one_line
 from evaljobs.queue import redis_client
-from evaljobs.queue.redis_client import explained
-from evaljobs.scoring import rq_jobs
+from evaljobs.queue.redis_client import explained, metric_queue
 from evaljobs.scoring.item_deadlines import Watch
-from evaljobs.scoring.rq_jobs import HEARTBEAT_SECONDS, HEARTBEAT_TTL, MetricJob
 from evaljobs.scoring.supervisor import Supervisor
 from evaljobs.staging.capacity import short_of_memory
 from evaljobs.trial.engines.tied import die_with_parent
@@ -47,11 +47,12 @@ log = logging.getLogger(__name__)
 
 AWAY = (redis.ConnectionError, redis.TimeoutError)
 JUDGE_SECONDS = 24 * 3600  # deadline of a job that asks a judge
+HEARTBEAT_SECONDS = 2  # between two signs of a busy worker
+HEARTBEAT_TTL = 8  # after its worker's last sign, for which a job counts as running
 BLOCK_SECONDS = 5  # that an idle worker waits in Redis for a job
 OUT_OF_MEMORY = (
     "the kernel ended its process for lack of memory: its job had {} MB; set [metric] memory_mb = {}"
 )
-NEVER_SECONDS = 10**9  # between two of RQ's own clean-ups: `rq_jobs.recover` does their work
 
 
 # --- a job -----------------------------------------------------------------------------------------------------------
@@ -123,6 +124,17 @@ def run_spec(spec: ExecuteSpec | ScoreSpec) -> str:
 # --- RQ --------------------------------------------------------------------------------------------------------------
 
 
+class MetricJob(Job):  # type: ignore[misc]
+    """A job that imports nothing and calls nothing back, whatever its record says: its one argument is its spec's path."""
+
+    def restore(self, raw_data: Any) -> None:
+        super().restore(raw_data)
+        self._success_callback_name = self._failure_callback_name = self._stopped_callback_name = None
+
+    def _execute(self) -> str:
+        return patiently(lambda: run_spec(read_spec(self.args[0])))
+
+
 class MetricWorker(Worker):  # type: ignore[misc]
     """RQ's forking worker with three differences: deadlines come from specs, a work-horse survives an absence of Redis
     and dies with its worker, and nothing in Redis commands the worker.
@@ -141,25 +153,24 @@ class MetricWorker(Worker):  # type: ignore[misc]
             serializer=JSONSerializer,
             worker_ttl=BLOCK_SECONDS + 15,
             job_monitoring_interval=HEARTBEAT_SECONDS,
-            maintenance_interval=NEVER_SECONDS,
             log_job_description=False,
             work_horse_killed_handler=self._on_killed_horse,
         )
-        self.last_cleaned_at = now()
         self._spec: ExecuteSpec | ScoreSpec | None = None
         self._watch: Watch | None = None
         self._killed = 0  # processes that the kernel had ended for lack of memory when the job began
 
     # --- one job ---------------------------------------------------------------------------------------------------
 
-    def execute_job(self, job: MetricJob, queue: Any) -> None:
+    def prepare_execution(self, job: MetricJob) -> Execution:
+        execution = super().prepare_execution(job)
         self._spec = self._watch = None
         with suppress(OSError, ValueError):  # the work-horse says why
             self._spec = read_spec(job.args[0])
             self._watch = Watch(self._spec)
             job.timeout = deadline_seconds(self._spec)
         self._killed, _ = short_of_memory()
-        super().execute_job(job, queue)
+        return execution
 
     def main_work_horse(self, job: MetricJob, queue: Any) -> None:
         # without this, a job whose worker died runs on beside its own retry
@@ -208,6 +219,9 @@ class MetricWorker(Worker):  # type: ignore[misc]
 
     # --- what Redis must not decide ------------------------------------------------------------------------------------
 
+    def run_maintenance_tasks(self) -> None:
+        """Leave dead workers' jobs to the coordinator: RQ compares the clocks of two hosts to find them."""
+
     def subscribe(self) -> None:
         """Take no commands over Redis."""
 
@@ -229,7 +243,12 @@ def _runs(pid: int) -> bool:
 def work(redis_file: Path, evaluation_id: str) -> None:
     """Be one worker until a signal, or Redis, ends it. QueueUnavailable where Redis ended it."""
     address = redis_client.read(redis_file)
-    queue = rq_jobs.open_queue(redis_client.client(address), evaluation_id)
+    queue = Queue(
+        metric_queue(evaluation_id),
+        connection=redis_client.client(address),
+        job_class=MetricJob,
+        serializer=JSONSerializer,
+    )
     with explained(address.where):
         clean_worker_registry(queue)  # names of workers that died, of which RQ keeps a list
         MetricWorker(queue).work(logging_level="INFO")

@@ -57,7 +57,7 @@ def evaluated(service, watcher, number):
     name, performer = running.state.evaluation_id, coordinator.performer
     coordinator.evaluations.cancel(name, "enough")
     until(coordinator, lambda: look() and running.state.ended_at is not None)
-    performer.metric_queue(name).known()
+    performer.metric_queue(name).gone(["score"])
     performer.queue(name).heartbeat("late", phase="infer")  # a trial that lives on for a moment
     coordinator.evaluations.forget_ended()
     shutil.rmtree(place)

@@ -15,11 +15,14 @@ from dataclasses import dataclass
 
 from dev_cluster import procs
 from dev_cluster.testing import wait_until
+from rq import Queue
+from rq.serializers import JSONSerializer
 
 from coordinator.services.metric_queue import MetricQueue
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths, request_set_manifest
 from evaljobs.contract.storage import read_record, write_atomic
+from evaljobs.queue import redis_client
 from support.exactness.pipeline import score_spec
 
 
@@ -78,6 +81,17 @@ class Bench:
         broken.replace(manifest)
         os.write(descriptor, b"{}")
         os.close(descriptor)
+
+    def opened(self):
+        """RQ's own queue."""
+        client = redis_client.connect(self.work.redis_address)
+        return Queue(redis_client.metric_queue(self.evaluation), connection=client, serializer=JSONSerializer)
+
+    def gone(self, name):
+        return name in self.queue.gone([name])
+
+    def why(self, name):
+        return self.queue.gone([name]).get(name, "")
 
     def failed(self, name):
         with suppress(FileNotFoundError):
