@@ -64,9 +64,19 @@ class Lives(RuleBasedStateMachine):
         for reader in self.readers:
             reader.which = reader.which if reader.which in self.copies else None
 
+    def lose(self, gone):
+        """A precursor whose copy has gone sees it."""
+        for which, holding in list(self.holds):
+            if which in gone:
+                assert holding.slot.lost()
+                assert store.leave(holding.slot, patience=0.0) == 0
+                self.holds.remove((which, holding))
+
     @rule(which=WHICH, prefetches=st.booleans())
     def stage(self, which, prefetches):
-        """A whole copy is used, also a dead precursor's; a damaged one is replaced; unused ones go, but not for a prefetch."""
+        """A whole copy is used, also a dead precursor's; a damaged one is replaced, which ends the precursors that hold it; unused
+        ones go, but not for a prefetch.
+        """
         checkpoint = self.checkpoints[which]
         spec = self.world.spec(checkpoint, share=1.0 if prefetches else None)
         holding = precursor.stage_only(spec)
@@ -74,6 +84,9 @@ class Lives(RuleBasedStateMachine):
         assert (holding.staged.rung, holding.staged.path) == ("shm", str(self.path(which)))
         assert holding.staged.storage_bytes == (0 if whole else checkpoint.bytes)
         assert bool(holding.staged.why) == (which in self.copies and not whole)
+        if which in self.copies and not whole:
+            self.lose({which})
+            self.remain(set(self.copies) - {which})
         self.holds.append((which, holding))
         self.remain(set(self.copies) if prefetches else self.used())
         self.copies[which] = True
@@ -132,17 +145,13 @@ class Lives(RuleBasedStateMachine):
 
     @rule(everything=st.booleans())
     def clean(self, everything):
-        """What is used stays, but for `--all`; a precursor whose copy has gone sees it."""
+        """What is used stays, but for `--all`."""
         done = clean.clean(self.world.root, everything=everything, patience=0.0)
         gone = {one for one in self.copies if everything or one not in self.used()}
         assert done["problems"] == []
         assert set(done["removed"]) == {self.checkpoints[one].digest for one in gone}
         assert set(done["kept"]) == {self.checkpoints[one].digest for one in self.copies.keys() - gone}
-        for which, holding in list(self.holds):
-            if which in gone:
-                assert holding.slot.lost()
-                assert store.leave(holding.slot, patience=0.0) == 0
-                self.holds.remove((which, holding))
+        self.lose(gone)
         self.remain(self.copies.keys() - gone)
 
     @invariant()
