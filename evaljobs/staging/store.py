@@ -17,18 +17,23 @@ process end at once. A dead precursor's copy stays for its successor until a pre
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import re
 import secrets
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from evaljobs.staging import segments
 
 # File /dev/shm/evalspan-UID/DIGEST/held.lock: locked (flock) by each precursor while it lives | a precursor | with the copy
 # File /dev/shm/evalspan-UID/DIGEST/incoming/…: half-written weights | a precursor | once they are whole
@@ -227,6 +232,51 @@ def remove_unused(
             used = not even_used and (is_locked(path / HELD_LOCK) or is_locked(path))
             found[path.name] = None if used else remove_tree(_retire(home, path.name, patience))
     return found
+
+
+# --- the `clean` verb -----------------------------------------------------------------------------------------------
+
+
+def clean(root: str | Path, *, everything: bool = False, patience: float = 2.0) -> dict[str, Any]:
+    """Remove copies below `root` that are not in use; with `everything` all: a living precursor sees it, and ends.
+
+    What was done, as `clean` prints it; `kept`: copies in use; `problems`: names that are not evalspan's, left alone, or why
+    none could be removed. `patience`: seconds that a trial gets to finish opening files.
+    """
+    found: dict[str, int | None] = {}
+    problems = []
+    try:
+        with locked_home(root) as home:
+            found = remove_unused(home, even_used=everything, patience=patience)
+            strange = [path for path in home.iterdir() if path.name not in found]
+            problems = [f"{path} is none of evalspan's names: it was left alone" for path in strange]
+    except FileNotFoundError:
+        pass
+    except (Refused, OSError) as error:
+        problems = [str(error)]
+    return {
+        "root": str(root),
+        "freed_bytes": sum(freed or 0 for freed in found.values()),
+        "removed": [name for name, freed in found.items() if freed is not None],
+        "kept": [name for name, freed in found.items() if freed is None],
+        "problems": problems,
+    }
+
+
+def clean_main(argv: Sequence[str]) -> int:
+    """The `clean` verb: prints one JSON object a root. Exit status 1 where something was left alone."""
+    parser = argparse.ArgumentParser(prog="python -m evaljobs clean", description="Remove unused copies.")
+    parser.add_argument("--root", action="append", help="default: /dev/shm")
+    parser.add_argument("--all", action="store_true", help="copies in use, too")
+    chosen = parser.parse_args(argv)
+    status = 0
+    segments.sweep()
+    for root in chosen.root or ["/dev/shm"]:
+        done = clean(root, everything=chosen.all)
+        with contextlib.suppress(BrokenPipeError):
+            sys.stdout.write(json.dumps(done) + "\n")
+        status |= bool(done["problems"])
+    return int(status)
 
 
 # --- the trial's side ------------------------------------------------------------------------------------------------

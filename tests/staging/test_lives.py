@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from support.node_memory import NodeMemory, flip, names
 
-from evaljobs.staging import clean, copy, precursor, store
+from evaljobs.staging import copy, precursor, store
 from evaljobs.staging.store import NotStaged, reading
 
 WHICH = st.sampled_from([0, 1])
@@ -146,7 +146,7 @@ class Lives(RuleBasedStateMachine):
     @rule(everything=st.booleans())
     def clean(self, everything):
         """What is used stays, but for `--all`."""
-        done = clean.clean(self.world.root, everything=everything, patience=0.0)
+        done = store.clean(self.world.root, everything=everything, patience=0.0)
         gone = {one for one in self.copies if everything or one not in self.used()}
         assert done["problems"] == []
         assert set(done["removed"]) == {self.checkpoints[one].digest for one in gone}
@@ -183,7 +183,7 @@ def test_a_file_by_a_name_that_we_do_not_give_stays(world):
     """`clean` and a precursor that clears leave it alone, and the first reports it."""
     holding = precursor.stage_only(world.spec(world.checkpoint()))
     (world.home / "notes.txt").write_text("mine")
-    assert clean.clean_main(["--root", str(world.root)]) == 1
+    assert store.clean_main(["--root", str(world.root)]) == 1
     precursor.clear(holding, "test")
     assert (world.home / "notes.txt").read_text() == "mine"
 
@@ -279,5 +279,5 @@ def test_killed_anywhere_a_successor_completes_exactly_and_clean_leaves_nothing(
             assert holding.staged.rung == "shm", f"step {step}: {holding.staged.why}"
             assert world.copy_is_exact(checkpoint), f"step {step}"
             precursor.clear(holding, "test")
-        assert clean.clean(world.root)["problems"] == []
+        assert store.clean(world.root)["problems"] == []
         assert world.nothing_left(), f"step {step}: {names(world.root)}"

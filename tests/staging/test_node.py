@@ -20,8 +20,8 @@ from evaljobs.contract.outcomes import Staged
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import CheckpointSpec, StageSpec
 from evaljobs.errors import OperatorError
-from evaljobs.scoring.supervisor import MUTE_RENEWALS, Supervisor
-from evaljobs.staging import capacity, clean, node_probe, precursor, segments
+from evaljobs.scoring.worker import MUTE_RENEWALS, Supervisor
+from evaljobs.staging import capacity, node_probe, precursor, segments, store
 from evaljobs.staging.capacity import V1, V2
 from evaljobs.staging.coordinator_lease import CoordinatorLease
 from evaljobs.staging.precursor import RELEASED, Holding, hold
@@ -165,7 +165,7 @@ def holding(folder, lease):
 @pytest.mark.parametrize("who", ["a precursor that clears", "clean"])
 def test_segments_of_the_dead_are_swept(who, dead, tmp_path):
     if who == "clean":
-        assert clean.clean_main(["--root", str(tmp_path)]) == 0
+        assert store.clean_main(["--root", str(tmp_path)]) == 0
     else:
         precursor.clear(holding(tmp_path, tmp_path / "lease"), "released")
     assert not dead.exists()
@@ -225,7 +225,7 @@ def test_workers_work_on_until_storage_shows_their_stop(storage):
     options = argparse.Namespace(
         stop_file=storage.path / "stop", lease_file=storage.path / "lease", lease_seconds=900.0
     )
-    supervisor = Supervisor(options, lambda: None)
+    supervisor = Supervisor(options)
     assert not supervisor._over()
     storage.back()
     assert not supervisor._over()
@@ -240,7 +240,7 @@ def test_workers_that_do_not_reach_the_redis_of_a_living_coordinator_end_and_say
     options = argparse.Namespace(
         stop_file=None, lease_file=lease, lease_seconds=900.0, redis_file=tmp_path / "address", queue="e"
     )
-    supervisor = Supervisor(options, lambda: None)
+    supervisor = Supervisor(options)
     for look in range(1, 10):
         supervisor._look(float(10 * look))
         assert not supervisor._over()
