@@ -17,8 +17,7 @@ from rq import Queue, Retry
 from rq.job import JobStatus
 from rq.serializers import JSONSerializer
 
-from evaljobs.queue import redis_client
-from evaljobs.queue.redis_client import QueueUnavailable, RedisAddress, explained, metric_queue
+from evaljobs.queue.redis_client import Link, QueueUnavailable, metric_queue
 
 __all__ = ["MetricQueue", "QueueUnavailable"]
 
@@ -35,11 +34,9 @@ TIMEOUT_SECONDS = 7 * 24 * 3600
 class MetricQueue:
     """The metric jobs of one evaluation. Methods raise QueueUnavailable where Redis is away; all may be repeated."""
 
-    def __init__(self, redis_file: Path, evaluation_id: str) -> None:
+    def __init__(self, link: Link, evaluation_id: str) -> None:
         self.evaluation_id = evaluation_id
-        self._file = redis_file
-        self._address: RedisAddress | None = None
-        self._queue: Any = None
+        self._link = link
 
     def enqueue(self, name: str, spec: Path, *, first: bool = False) -> None:
         """Queue a job once; `first`: ahead of those that wait. One whose worker died has the attempts that are left."""
@@ -64,21 +61,10 @@ class MetricQueue:
     # --- with a queue ------------------------------------------------------------------------------------------------
 
     def _with(self, effect: Callable[[Any], T]) -> T:
-        """Once more after a broken connection, at the address as it is published now."""
-        return redis_client.once_more(lambda: self._once(effect), self._forget_address)
-
-    def _forget_address(self) -> None:
-        self._queue = None
-
-    def _once(self, effect: Callable[[Any], T]) -> T:
-        if self._queue is None:
-            self._address = redis_client.read(self._file)
-            client = redis_client.shared(self._address)
-            self._queue = Queue(
-                metric_queue(self.evaluation_id), connection=client, serializer=JSONSerializer
-            )
-        with explained(self._address.where if self._address else "its address"):
-            return effect(self._queue)
+        name = metric_queue(self.evaluation_id)
+        return self._link.call(
+            lambda client: effect(Queue(name, connection=client, serializer=JSONSerializer))
+        )
 
     def _enqueue(self, queue: Any, name: str, spec: Path, first: bool) -> None:
         rq_id = self.job_id(name)

@@ -37,7 +37,7 @@ class Bench:
         self.paths = EvaluationPaths(self.work.root / self.evaluation)
         for folder in self.paths.folders():
             folder.mkdir(parents=True, exist_ok=True)
-        self.queue = MetricQueue(self.work.redis_address, self.evaluation)
+        self.queue = MetricQueue(redis_client.Link(self.work.redis_address), self.evaluation)
 
     def write_spec(self, name, *, held=False, item_seconds=60.0):
         """A score of a request set that is empty, or (`held`) a pipe without a writer."""
