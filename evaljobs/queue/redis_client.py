@@ -155,11 +155,6 @@ def shared(address: RedisAddress) -> redis.Redis:
     return client(address)
 
 
-def connect(file: Path, *, seconds: float = SOCKET_SECONDS) -> redis.Redis:
-    """A client of the published address, not connected yet; QueueUnavailable where there is none."""
-    return client(read(file), seconds=seconds)
-
-
 def metric_queue(evaluation_id: str) -> str:
     """RQ's name of an evaluation's queue of metric jobs. One each: RQ pops a job of a single queue through a list of those
     that were popped and have not begun.
