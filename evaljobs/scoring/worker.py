@@ -50,7 +50,7 @@ AWAY = (redis.ConnectionError, redis.TimeoutError)
 JUDGE_SECONDS = 24 * 3600  # deadline of a job that asks a judge
 HEARTBEAT_SECONDS = 2  # between two signs of a busy worker
 HEARTBEAT_TTL = 8  # after its worker's last sign, for which a job counts as running
-POLL_SECONDS = 0.2  # between two looks at the children
+POLL_SECONDS = 0.2  # between two looks at the worker
 REDIS_SECONDS = 2.0  # between two calls of Redis
 # that a running job has to finish, of the 30 s that Slurm leaves between SIGTERM and SIGKILL
 FINISH_SECONDS = 15.0
@@ -275,9 +275,10 @@ class Supervisor:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.children: dict[int, float] = {}  # pid -> started at, monotonic seconds
+        self.worker = 0  # its pid; 0: none runs
         self.stopping_since: float | None = None
-        self.pressed = 0  # signals that the children have got since `stopping_since`
+        self.pressed = 0  # signals that the worker has got since `stopping_since`
+        self._started_at = 0.0  # monotonic seconds
         self._start_after = 0.0
         self._called_at = 0.0
         self._address: RedisAddress | None = None
@@ -291,14 +292,15 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         while True:
-            self._reap()
             at = time.monotonic()
+            self._reap(at)
             if self.stopping_since is not None:
-                if not self.children:
+                if not self.worker:
                     return self.status
                 self._press(at - self.stopping_since)
             else:
-                self._fork_missing(at)
+                if not self.worker and at >= self._start_after:
+                    self._fork(at)
                 self._look(at)
                 if self._over():
                     self.stopping_since = at
@@ -323,14 +325,13 @@ class Supervisor:
             return True
         return False
 
-    def _fork_missing(self, at: float) -> None:
-        if not self.children and at >= self._start_after:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            parent = os.getpid()
-            if (pid := os.fork()) == 0:
-                self._be_a_worker(parent)
-            self.children[pid] = at
+    def _fork(self, at: float) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        parent, self._started_at = os.getpid(), at
+        self.worker = os.fork()
+        if self.worker == 0:
+            self._be_a_worker(parent)
 
     def _be_a_worker(self, parent: int) -> None:
         """In the child; never returns."""
@@ -350,31 +351,26 @@ class Supervisor:
             sys.stderr.flush()
             os._exit(0)
 
-    def _reap(self) -> None:
-        while self.children:
-            pid, _status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                return
-            started = self.children.pop(pid, None)
-            if started is None:
-                continue
-            lived = time.monotonic() - started
-            pause = PAUSE_SECONDS if lived < SHORT_LIFE_SECONDS else 0.0
-            self._start_after = time.monotonic() + pause
-            if self.stopping_since is None:
-                log.warning("worker %d ended after %.1f s; starting another in %.1f s", pid, lived, pause)
+    def _reap(self, at: float) -> None:
+        if not self.worker or os.waitpid(self.worker, os.WNOHANG)[0] == 0:
+            return
+        pid, self.worker = self.worker, 0
+        lived = at - self._started_at
+        pause = PAUSE_SECONDS if lived < SHORT_LIFE_SECONDS else 0.0
+        self._start_after = at + pause
+        if self.stopping_since is None:
+            log.warning("worker %d ended after %.1f s; starting another in %.1f s", pid, lived, pause)
 
     def _press(self, seconds: float) -> None:
         """SIGTERM: finish the running job. SIGTERM again: drop it, it is run elsewhere. Then SIGKILL."""
         due = sum(seconds >= at for at in (0.0, FINISH_SECONDS, FINISH_SECONDS + DROP_SECONDS))
         if due > self.pressed:
             self.pressed = due
-            self._signal_children(signal.SIGTERM if due < 3 else signal.SIGKILL)
+            self._signal(signal.SIGTERM if due < 3 else signal.SIGKILL)
 
-    def _signal_children(self, number: signal.Signals) -> None:
-        for pid in self.children:
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
+    def _signal(self, number: signal.Signals) -> None:
+        if self.worker:
+            os.kill(self.worker, number)
 
     def _look(self, at: float) -> None:
         if at - self._called_at < REDIS_SECONDS:
@@ -382,19 +378,16 @@ class Supervisor:
         self._called_at = at
         try:
             address = redis_client.read(self.options.redis_file)
-            self._follow(address)
+            if self._address not in (
+                None,
+                address,
+            ):  # its worker ends after its running job: RQ would ask there for ever
+                self._signal(signal.SIGTERM)
+            self._address = address
             redis_client.shared(address).ping()
             self._answered = self._lease.renewals if self._lease is not None else 0
         except (QueueUnavailable, redis.RedisError, OSError) as error:
             log.warning("Redis: %s", error)
-
-    def _follow(self, address: RedisAddress) -> None:
-        """Use the published address. Workers of an earlier one end after their running job: RQ would ask there for ever."""
-        if address == self._address:
-            return
-        if self._address is not None:
-            self._signal_children(signal.SIGTERM)
-        self._address = address
 
 
 # --- the command -----------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from evaljobs.staging.fingerprint import SAMPLE_BYTES, SAVE_SUMS, content_of, re
 
 pytestmark = pytest.mark.model
 
+
 def jobs(site, done):
     """Results of an evaluation, and kinds of jobs that it ran."""
     assert done.returncode == 0, done.stderr
