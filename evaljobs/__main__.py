@@ -35,7 +35,7 @@ OF_A_SPEC = {
 PASSED_ON = {
     "worker": ("evaljobs.scoring.worker", "main"),
     "sandbox": ("evaljobs.sandbox.__main__", "main"),
-    "clean": ("evaljobs.staging.clean", "clean_main"),
+    "clean": ("evaljobs.staging.store", "clean_main"),
     "probe": ("evaljobs.staging.node_probe", "main"),
     "catalogue": ("evaljobs.lmeval.catalogue", "describe_own"),
     "changed": ("evaljobs.lmeval.shown_inputs", "main"),

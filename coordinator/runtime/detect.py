@@ -57,6 +57,7 @@ class Sightings:
     moved: dict[str, tuple[float, float]] = field(default_factory=dict)  # trial -> (its progress, since when)
     reported: dict[str, float] = field(default_factory=dict)  # hung trial -> when it was last an event
     cancelled: dict[str, float] = field(default_factory=dict)  # overdue job -> when its id was last named
+    gone: set[str] = field(default_factory=set)  # metric jobs that RQ did not have at the last look
 
 
 def job_events(
@@ -326,24 +327,19 @@ def dumped_shards(state: State, unclaimed: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in unclaimed if name not in known or known[name].frame is not None)
 
 
-def missing_metrics(state: State, known: Iterable[str], grace: float, now: float) -> list[str]:
-    """Metric jobs that RQ has neither queued nor running though no outcome came, some time after they were enqueued: at
-    first `grace` seconds, doubled with each loss.
+def metric_events(
+    state: State, gone: Mapping[str, str], seen: Sightings, grace: float, now: float
+) -> list[AnyEvent]:
+    """What became of metric jobs without an outcome that RQ has neither queued nor running, now and at the look before, some
+    time after they were enqueued: at first `grace` seconds, doubled with each loss.
+
+    `gone`: name -> why RQ gave it up, "" where it lost it, with or without its worker.
     """
-    there = set(known)
-    return [
-        name
-        for name in sorted(state.scoring.outstanding)
-        if name not in there
-        and now - state.scoring.metrics[name].enqueued_at
-        > min(grace * 2 ** state.scoring.metrics[name].losses, MAX_GRACE_SECONDS)
-    ]
-
-
-def metric_events(missing: Iterable[str], failed: Mapping[str, str], now: float) -> list[AnyEvent]:
-    """What became of missing metric jobs. `failed`: those that RQ gave up, with its reason; the rest it has forgotten."""
-    names = list(missing)
-    died = {name: failed[name] for name in names if name in failed}
-    lost = tuple(name for name in names if name not in failed)
+    twice = [name for name in sorted(gone) if name in seen.gone and name in state.scoring.outstanding]
+    seen.gone = set(gone)
+    metrics = [state.scoring.metrics[name] for name in twice]
+    late = [m.name for m in metrics if now - m.enqueued_at > min(grace * 2**m.losses, MAX_GRACE_SECONDS)]
+    died = {name: gone[name] for name in late if gone[name]}
+    lost = tuple(name for name in late if not gone[name])
     events: list[AnyEvent] = [MetricJobsDied(at=now, jobs=died)] if died else []
     return [*events, MetricJobsLost(at=now, jobs=lost)] if lost else events

@@ -65,7 +65,7 @@ from coordinator.runtime.finalize import write_results
 from coordinator.services.metric_queue import MetricQueue
 from evaljobs.contract.paths import request_set_manifest
 from evaljobs.contract.storage import write_atomic
-from evaljobs.queue.redis_client import QueueUnavailable
+from evaljobs.queue.redis_client import Link, QueueUnavailable
 from evaljobs.queue.work_queue import QueuedShard, QueueSnapshot, WorkQueue
 from priors.estimate import Learnt
 from priors.table import read as read_observations
@@ -94,26 +94,21 @@ class Performer:
         self.observations = observations
         self.fence: Callable[[], None] = lambda: None  # of journals; set by who holds the work folder
         self._queues: dict[str, WorkQueue] = {}
-        self._metric_queues: dict[str, MetricQueue] = {}
+        self._redis = Link(site.paths.redis_address)
         self._submissions: dict[str, dict[str, Call[str]]] = {}  # evaluation id -> name of a job -> its call
         self._cancels: list[tuple[Sequence[str], Call[None]]] = []  # ids of jobs, and the call that ends them
         self._uncancelled: set[str] = set()  # job ids whose cancellation failed; it is asked for only once
 
     def queue(self, evaluation_id: str) -> WorkQueue:
-        """The evaluation's work queue; QueueUnavailable while Redis is away."""
-        if evaluation_id not in self._queues:
-            self._queues[evaluation_id] = WorkQueue.connect(self.site.paths.redis_address, evaluation_id)
-        return self._queues[evaluation_id]
+        """The evaluation's work queue, which remembers its last snapshot."""
+        return self._queues.setdefault(evaluation_id, WorkQueue(self._redis, evaluation_id))
 
     def metric_queue(self, evaluation_id: str) -> MetricQueue:
-        if evaluation_id not in self._metric_queues:
-            self._metric_queues[evaluation_id] = MetricQueue(self.site.paths.redis_address, evaluation_id)
-        return self._metric_queues[evaluation_id]
+        return MetricQueue(self._redis, evaluation_id)
 
     def forget(self, evaluation_id: str) -> None:
-        """Close the queues of an ended evaluation; a later call opens them again."""
+        """Keep nothing of an ended evaluation."""
         self._queues.pop(evaluation_id, None)
-        self._metric_queues.pop(evaluation_id, None)
         self._submissions.pop(evaluation_id, None)
 
     def perform(self, state: State, action: Action) -> list[AnyEvent]:  # noqa: C901 (a case an action)

@@ -39,7 +39,7 @@ from evaljobs.contract.names import ShardId
 from evaljobs.contract.paths import EvaluationPaths, batch_index_file, entry_manifest, request_set_manifest
 from evaljobs.contract.specs import BatchIndex, Record, RequestSetManifest
 from evaljobs.contract.storage import FrameError, make_folder, read_frames, read_record, write_atomic
-from evaljobs.judges.kept import judgements
+from evaljobs.judges.judgement import judgements
 from evaljobs.lmeval.results import add_suite_groups, merge_results, merged_names
 from evaljobs.lmeval.shown_inputs import CHANGING, FAILED, merged, rows_of_set
 from priors.table import Observation

@@ -509,20 +509,17 @@ class Running:
         self._refused = () if taken else stray
 
     def _audit_metrics(self, now: float) -> None:
-        """The same for metric jobs; the jobs of dead workers are queued again."""
+        """The same for metric jobs: one without an outcome that RQ has not, or that died with its worker, is queued again."""
         if self.state.scoring.outstanding:
             metrics: MetricQueue = self.performer.metric_queue(self.state.evaluation_id)
             try:
-                metrics.recover()
-                missing = detect.missing_metrics(self.state, metrics.known(), 5.0, now)
-                failed = metrics.failed() if missing else {}
+                gone = metrics.gone(self.state.scoring.outstanding)
             except QueueUnavailable:
                 return
-            if missing:  # one that RQ gave up may have left its outcome since we looked
+            if gone:  # one that has ended may have left its outcome since we looked
                 outcomes = self._new_outcomes(now)
                 self.take([*self._corrupted(outcomes, now), *outcomes])
-                left = [name for name in missing if name in self.state.scoring.outstanding]
-                self.take(detect.metric_events(left, failed, now))
+            self.take(detect.metric_events(self.state, gone, self.seen, 5.0, now))
 
 
 def _began(job: Job, index: int) -> bool:

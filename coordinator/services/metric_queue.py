@@ -1,29 +1,29 @@
-"""The coordinator's side of the metric jobs: enqueue by name, list, recover. The only module here that imports RQ.
+"""The coordinator's side of the metric jobs: enqueue by name, ask what is gone. The only module here that imports RQ.
 
 Rule: RQ is no truth. A job has a deterministic id and one argument, the path of its spec. Enqueuing a queued or running
-job changes nothing. Enqueuing a job that RQ has finished, failed or partly lost starts it afresh; a job whose outcome
-is on disk returns at once. Outcomes are files: RQ's word on a job is only a reason to look at them.
+job changes nothing. Any other is enqueued afresh: a job whose outcome is on disk returns at once. Outcomes are files:
+RQ's word on a job is only a reason to look at them.
 Called by `runtime`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rq import Retry
-from rq.exceptions import AbandonedJobError, DuplicateJobError, NoSuchJobError
+from rq import Queue, Retry
+from rq.job import JobStatus
+from rq.serializers import JSONSerializer
 
-from evaljobs.queue import redis_client
-from evaljobs.queue.redis_client import QueueUnavailable, RedisAddress, explained
-from evaljobs.scoring import rq_jobs
+from evaljobs.queue.redis_client import Link, QueueUnavailable, metric_queue
 
 __all__ = ["MetricQueue", "QueueUnavailable"]
 
 T = TypeVar("T")
 
+FUNCTION = "evaljobs.scoring.worker.run_spec"  # a label that no worker imports
 RETRIES = 2  # further attempts after a work-horse or its worker died; a job's own errors are outcomes and not retried
 RESULT_SECONDS = 600  # that RQ keeps the record of a finished job
 FAILURE_SECONDS = 24 * 3600  # that RQ keeps the record of a failed job
@@ -34,127 +34,97 @@ TIMEOUT_SECONDS = 7 * 24 * 3600
 class MetricQueue:
     """The metric jobs of one evaluation. Methods raise QueueUnavailable where Redis is away; all may be repeated."""
 
-    def __init__(self, redis_file: Path, evaluation_id: str) -> None:
+    def __init__(self, link: Link, evaluation_id: str) -> None:
         self.evaluation_id = evaluation_id
-        self._file = redis_file
-        self._address: RedisAddress | None = None
-        self._queue: Any = None
+        self._link = link
 
     def enqueue(self, name: str, spec: Path, *, first: bool = False) -> None:
-        """Queue a job once; `first`: ahead of those that wait."""
+        """Queue a job once; `first`: ahead of those that wait. One whose worker died has the attempts that are left."""
         self._with(lambda queue: self._enqueue(queue, name, spec, first))
 
-    def recover(self) -> None:
-        """Queue the jobs of dead workers again (within 15 s of their death, if called every 3 s)."""
-        self._with(rq_jobs.recover)
+    def gone(self, names: Iterable[str]) -> dict[str, str]:
+        """Those of the jobs that are neither queued nor running: name -> why RQ gave it up, or "" where it has not.
 
-    def known(self) -> tuple[str, ...]:
-        """Names of all jobs that are queued, popped or running: an outcome may still come from each."""
-        return tuple(sorted(self._with(self._known)))
-
-    def failed(self) -> dict[str, str]:
-        """Failed jobs: name -> RQ's reason, one line. Their outcomes say more."""
-        return self._with(self._failed)
+        A job that a worker popped this moment seems gone, too: two looks in a row find those that are.
+        """
+        ids = {self.job_id(name): name for name in names}
+        return {ids[rq_id]: why for rq_id, why in self._with(lambda queue: _gone(queue, ids)).items()}
 
     def remove(self) -> None:
         """Delete every job of the evaluation from Redis. To be called once no worker runs one."""
         self._with(self._remove)
 
+    def job_id(self, name: str) -> str:
+        """RQ's id of a job: nothing but [A-Za-z0-9_-], and another one for each evaluation and name."""
+        return f"{_escape(self.evaluation_id)}__{_escape(name)}"
+
     # --- with a queue ------------------------------------------------------------------------------------------------
 
     def _with(self, effect: Callable[[Any], T]) -> T:
-        """Once more after a broken connection, at the address as it is published now."""
-        return redis_client.once_more(lambda: self._once(effect), self._forget_address)
-
-    def _forget_address(self) -> None:
-        self._queue = None
-
-    def _once(self, effect: Callable[[Any], T]) -> T:
-        if self._queue is None:
-            self._address = redis_client.read(self._file)
-            client = redis_client.shared(self._address)
-            self._queue = rq_jobs.open_queue(client, self.evaluation_id)
-        with explained(self._address.where if self._address else "its address"):
-            return effect(self._queue)
+        name = metric_queue(self.evaluation_id)
+        return self._link.call(
+            lambda client: effect(Queue(name, connection=client, serializer=JSONSerializer))
+        )
 
     def _enqueue(self, queue: Any, name: str, spec: Path, first: bool) -> None:
-        rq_id = rq_jobs.job_id(self.evaluation_id, name)
-        try:
-            self._push(queue, rq_id, spec, first)
-        except DuplicateJobError:
-            if rq_id in self._live(queue):
-                return
-            _forget(queue, rq_id)
-            with suppress(DuplicateJobError):
-                self._push(queue, rq_id, spec, first)
-
-    def _push(self, queue: Any, rq_id: str, spec: Path, first: bool) -> None:
+        rq_id = self.job_id(name)
+        status, retries_left = _record(queue.connection, rq_id)
+        if status and rq_id in _living(queue):
+            return
+        retries = max(0, retries_left - 1) if status == JobStatus.STARTED else RETRIES
+        queue.connection.delete(queue.job_class.key_for(rq_id))
         queue.enqueue_call(
-            rq_jobs.FUNCTION,
+            FUNCTION,
             args=(str(spec),),
             job_id=rq_id,
-            unique=True,
-            at_front=first,
-            # ahead of the queued jobs, which it preceded at its first attempt
-            retry=Retry(max=RETRIES, enqueue_at_front=True),
+            # at its next attempt ahead of the queued jobs, which it preceded at its first
+            at_front=first or status == JobStatus.STARTED,
+            retry=Retry(max=retries, enqueue_at_front=True) if retries else None,
             timeout=TIMEOUT_SECONDS,
             result_ttl=RESULT_SECONDS,
             failure_ttl=FAILURE_SECONDS,
             description=spec.name,
         )
 
-    def _live(self, queue: Any) -> set[str]:
-        """Ids in the queue, on their way to a worker, or running; one moment's view."""
-        with queue.connection.pipeline(transaction=True) as pipe:
-            pipe.lrange(queue.key, 0, -1)
-            pipe.lrange(queue.intermediate_queue_key, 0, -1)
-            pipe.zrange(queue.started_job_registry.key, 0, -1)
-            queued, popped, running = pipe.execute()
-        return {i.decode() for i in (*queued, *popped)} | {_of_execution(e) for e in running}
-
-    def _known(self, queue: Any) -> set[str]:
-        return {rq_jobs.job_name(self.evaluation_id, i) for i in self._live(queue)}
-
-    def _failed(self, queue: Any) -> dict[str, str]:
-        failed = queue.failed_job_registry.get_job_ids(cleanup=False)
-        jobs = queue.job_class.fetch_many(failed, connection=queue.connection, serializer=queue.serializer)
-        return {rq_jobs.job_name(self.evaluation_id, j.id): _last_line(j) for j in jobs if j is not None}
-
     def _remove(self, queue: Any) -> None:
-        for job in self._live(queue) | set(queue.failed_job_registry.get_job_ids(cleanup=False)):
-            _forget(queue, job)
-        finished = queue.finished_job_registry.get_job_ids(cleanup=False)
-        if finished:  # RQ would keep them for RESULT_SECONDS; their results lie in a key beside them
-            queue.connection.delete(
-                *map(queue.job_class.key_for, finished), *(f"rq:results:{job}" for job in finished)
-            )
-        queue.delete(delete_jobs=True)
+        queue.delete(delete_jobs=False)
         registries = (queue.started_job_registry, queue.failed_job_registry, queue.finished_job_registry)
-        popped = queue.intermediate_queue_key
-        seen = queue.connection.scan_iter(match=f"{popped}:first_seen:*", count=1000)  # by RQ, for a day
-        queue.connection.delete(queue.key, popped, *(r.key for r in registries), *seen)
+        jobs = queue.connection.scan_iter(match=f"rq:*:{self.job_id('')}*", count=1000)
+        queue.connection.delete(queue.intermediate_queue_key, *(r.key for r in registries), *jobs)
 
 
-def _forget(queue: Any, rq_id: str) -> None:
-    """Delete a job from Redis. RQ cannot read what a heartbeat leaves in an emptied Redis (KeyError), nor an execution
-    that has expired beside its list (ValueError).
-    """
-    with suppress(NoSuchJobError, KeyError, ValueError):
-        queue.job_class.fetch(rq_id, connection=queue.connection, serializer=queue.serializer).delete()
-    parts = queue.connection.zrange(f"rq:executions:{rq_id}", 0, -1)
-    executions = [f"rq:execution:{rq_id}:{part.decode()}" for part in parts]
-    keys = (queue.job_class.key_for(rq_id), f"rq:executions:{rq_id}", f"rq:results:{rq_id}")
-    queue.connection.delete(*keys, *executions)
+def _escape(text: str) -> str:
+    return re.sub(rb"[^A-Za-z0-9-]", lambda m: b"_%02X" % m[0][0], text.encode()).decode()
 
 
-def _of_execution(entry: bytes) -> str:
-    """RQ's registry of running jobs holds "job:execution"."""
-    return entry.decode().rpartition(":")[0]
+def _living(queue: Any) -> set[str]:
+    """Ids of the jobs in the queue, and of those that run: whose execution Redis, by its own clock, has not let expire."""
+    queued = queue.get_job_ids()
+    running = queue.started_job_registry.get_job_and_execution_ids(cleanup=False)
+    with queue.connection.pipeline(transaction=False) as pipe:
+        for rq_id, execution in running:
+            pipe.exists(f"rq:execution:{rq_id}:{execution}")
+        there = pipe.execute()
+    return {*queued, *(rq_id for (rq_id, _), lives in zip(running, there, strict=True) if lives)}
 
 
-def _last_line(job: Any) -> str:
-    result = job.latest_result()
-    text = ((result and result.exc_string) or "").strip()
-    if AbandonedJobError.__name__ in text:  # RQ's clean-up, not a worker, wrote it
+def _gone(queue: Any, ids: Iterable[str]) -> dict[str, str]:
+    living = _living(queue)
+    return {rq_id: _why(queue, rq_id) for rq_id in ids if rq_id not in living}
+
+
+def _why(queue: Any, rq_id: str) -> str:
+    status, retries_left = _record(queue.connection, rq_id)
+    if status == JobStatus.STARTED and not retries_left:
         return f"its worker died {RETRIES + 1} times"
+    if status != JobStatus.FAILED:
+        return ""
+    result = queue.job_class(rq_id, connection=queue.connection, serializer=queue.serializer).latest_result()
+    text = ((result and result.exc_string) or "").strip()
     return text.splitlines()[-1][:400] if text else "no reason is known"
+
+
+def _record(connection: Any, rq_id: str) -> tuple[str, int]:
+    """Status and retries left, "" and 0 where there is none. RQ's own reading fails at what a wiped Redis holds in part."""
+    status, left = connection.hmget(Queue.job_class.key_for(rq_id), "status", "retries_left")
+    return (status or b"").decode(), int(left or 0)

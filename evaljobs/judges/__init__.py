@@ -1,4 +1,4 @@
 """Answers judged by a model behind an OpenAI-compatible endpoint.
 
-Rule: a question is a value (`judgement`), and a paid answer is a file (`kept`). Start with `asking`.
+Rule: a question is a value, and a paid answer is a file (`judgement`). Start with `asking`.
 """

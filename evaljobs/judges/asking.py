@@ -23,8 +23,18 @@ from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import JudgeConfig, JudgeJob
 from evaljobs.contract.storage import locked, read_secret
 from evaljobs.errors import OperatorError
-from evaljobs.judges import kept
-from evaljobs.judges.judgement import Ask, Judgement, Reply, ask_key, cost, cost_at_most, read_answer
+from evaljobs.judges.judgement import (
+    Ask,
+    Judgement,
+    Reply,
+    ask_key,
+    cost,
+    cost_at_most,
+    find,
+    judgements,
+    keep,
+    read_answer,
+)
 
 LIMITED_SECONDS: Final = 900.0  # most seconds that an ask waits out 429 replies
 LIMITED_PAUSE: Final = 30.0  # seconds before an ask whose tries all met 429 begins anew
@@ -86,7 +96,7 @@ class Judges:
         endpoint = hashlib.sha256(f"{self._options.url}\n{self._options.model}".encode()).hexdigest()[:16]
         # File WORK_DIR/cache/judgements/HASH.lock: locked (flock) by the one job that asks a judge | a metric worker | stays
         with locked(self._cache / f"{endpoint}.lock"):
-            found = kept.judgements(self._folder)
+            found = judgements(self._folder)
             self._spent = sum(j.cost_millionths for j in found if j.evaluation == self._evaluation)
             return asyncio.run(self._ask_all(self._missing(wanted)))
 
@@ -96,14 +106,14 @@ class Judges:
 
     def _reply(self, ask: Ask) -> Reply:
         key = ask_key(ask, self._options)
-        found = kept.find(self._folder, self._cache, key)
+        found = find(self._folder, self._cache, key)
         if found is not None and found.answer is not None:
             return read_answer(ask.form, found.answer)
         on_disk = found.error if found is not None else "it was not asked"
         return Reply(value=None, error=self._errors.get(key) or on_disk)
 
     def _missing(self, asks: Mapping[str, Ask]) -> dict[str, Ask]:
-        found = {key: kept.find(self._folder, self._cache, key) for key in asks}
+        found = {key: find(self._folder, self._cache, key) for key in asks}
         return {key: ask for key, ask in asks.items() if (had := found[key]) is None or had.answer is None}
 
     async def _ask_all(self, asks: Mapping[str, Ask]) -> int:
@@ -176,7 +186,7 @@ class Judges:
             answered_at=time.time(),
             **found,
         )
-        kept.keep(self._folder, self._cache, judgement)
+        keep(self._folder, self._cache, judgement)
         self._spent += judgement.cost_millionths
         self._errors[key] = judgement.error
         return True

@@ -1,20 +1,30 @@
-"""Questions to a judge, its answers, and how they are read. Pure.
+"""Questions to a judge, its answers, how they are read, and where they lie on disk.
 
 Rule: an ask is identified by its content and its judge, so equal asks are paid for once. Answers
 are read as FastChat reads them (fastchat/llm_judge/common.py, run_judge_single and run_judge_pair;
-Zheng et al. 2023, arXiv:2306.05685). Called from `asking`, `kept`, `scoring` and judge tasks.
+Zheng et al. 2023, arXiv:2306.05685). A judgement is a file of the evaluation that paid for it; a hard link in the work
+folder's cache lets another one with the same ask use it. Called from `asking`, `scoring`, judge tasks, and the
+coordinator for the cost.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
+import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
+from pydantic import ValidationError
+
+from evaljobs.contract.folded import files_in, read_bytes
 from evaljobs.contract.specs import SCHEMA_VERSION, JudgeConfig, Record
+from evaljobs.contract.storage import make_folder, write_atomic
 
 Form = Literal["rating", "winner"]
 
@@ -118,3 +128,46 @@ def cost_at_most(judge: JudgeConfig, ask: Ask) -> int:
     """Largest cost of one request: a token per byte (64 more for a template), longest answer."""
     letters = len(ask.system.encode(errors="replace")) + len(ask.user.encode(errors="replace"))
     return cost(judge, letters + 64, judge.max_tokens)
+
+
+# --- on disk ---------------------------------------------------------------------------------------------------------
+
+
+def find(folder: Path, cache: Path, key: str) -> Judgement | None:
+    """The judgement of an ask, maybe an error; copies an answer of another evaluation into `folder`."""
+    own = _read(folder / f"{key}.json")
+    if own is not None and own.answer is not None:
+        return own
+    shared = _read(_link(cache, key))
+    if shared is None:
+        return own
+    keep(folder, cache, shared)
+    return shared
+
+
+def keep(folder: Path, cache: Path, judgement: Judgement) -> None:
+    """Write a judgement; it is on disk on return. Raises OSError where the file system refuses."""
+    own, link = folder / f"{judgement.key}.json", _link(cache, judgement.key)
+    write_atomic(own, judgement.model_dump_json(indent=1).encode())
+    if judgement.answer is not None:
+        make_folder(link.parent)
+        with contextlib.suppress(OSError):  # the link exists, or the file system has none
+            os.link(own, link)
+
+
+def judgements(folder: Path) -> Iterator[Judgement]:
+    """All judgements of an evaluation's folder, errors included; unreadable files are skipped."""
+    for file in files_in(folder, "*.json"):
+        if (found := _read(file)) is not None:
+            yield found
+
+
+def _link(cache: Path, key: str) -> Path:
+    return cache / key[:2] / f"{key}.json"
+
+
+def _read(file: Path) -> Judgement | None:
+    try:
+        return Judgement.model_validate_json(read_bytes(file))
+    except (OSError, ValidationError):
+        return None

@@ -155,9 +155,11 @@ def shared(address: RedisAddress) -> redis.Redis:
     return client(address)
 
 
-def connect(file: Path, *, seconds: float = SOCKET_SECONDS) -> redis.Redis:
-    """A client of the published address, not connected yet; QueueUnavailable where there is none."""
-    return client(read(file), seconds=seconds)
+def metric_queue(evaluation_id: str) -> str:
+    """RQ's name of an evaluation's queue of metric jobs. One each: RQ pops a job of a single queue through a list of those
+    that were popped and have not begun.
+    """
+    return f"evalspan-{evaluation_id}"
 
 
 @contextmanager
@@ -169,17 +171,29 @@ def explained(where: str) -> Iterator[None]:
         raise QueueUnavailable(explain(error, where)) from error
 
 
-def once_more(effect: Callable[[], T], reconnect: Callable[[], object]) -> T:
-    """What `effect()` returns. After a broken connection `reconnect()` is called and `effect()` once more: a restarted
-    server breaks idle connections, and may have another address. Other errors are raised at once, as QueueUnavailable.
-    """
-    try:
-        return effect()
-    except QueueUnavailable as error:
-        if not isinstance(error.__cause__, (redis.ConnectionError, OSError)):
-            raise
-    reconnect()
-    return effect()
+class Link:
+    """This process's way to the published address, wherever Redis moves. Touches nothing before the first call."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._address: RedisAddress | None = None
+
+    def call(self, effect: Callable[[redis.Redis], T]) -> T:
+        """What `effect` makes of the client; once more after a broken connection, at the address as it is published now: a
+        restarted server breaks idle connections. Every other error is raised at once, each as QueueUnavailable.
+        """
+        try:
+            return self._once(effect)
+        except QueueUnavailable as error:
+            if not isinstance(error.__cause__, (redis.ConnectionError, OSError)):
+                raise
+        self._address = None
+        return self._once(effect)
+
+    def _once(self, effect: Callable[[redis.Redis], T]) -> T:
+        self._address = self._address or read(self._file)
+        with explained(self._address.where):
+            return effect(shared(self._address))
 
 
 def explain(error: Exception, where: str) -> str:

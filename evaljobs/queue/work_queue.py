@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import redis
 from pydantic import BaseModel
 
-from evaljobs.queue import lua, redis_client
-from evaljobs.queue.redis_client import RedisAddress, explained, once_more
+from evaljobs.queue import lua
+from evaljobs.queue.redis_client import Link
 
-T = TypeVar("T")
 AHEAD = 128  # most shards that are named to a trial ahead of its claims; a lane seldom has more
 OTHER_LANES = 4  # most lanes that these may come from besides the trial's own
 CHUNK = 500  # most shards in one script call, so that Redis can serve other clients
@@ -75,27 +73,12 @@ class WorkQueue:
     Any call may then be repeated: its effect is not doubled.
     """
 
-    def __init__(
-        self, client: redis.Redis, evaluation_id: str, *, address: RedisAddress | None = None
-    ) -> None:
+    def __init__(self, link: Link, evaluation_id: str) -> None:
         self._prefix = f"evalspan:{{{evaluation_id}}}:"
-        self._file: Path | None = None
-        self._client = client
-        self._address = address
+        self._link = link
         # what Redis says of claims and progress at the last snapshot: of thousands, few change
         self._claims: dict[bytes, tuple[str, float]] = {}
         self._progress: dict[bytes, Progress] = {}
-
-    @classmethod
-    def connect(cls, redis_file: Path, evaluation_id: str) -> WorkQueue:
-        """The queue at the published address; QueueUnavailable where there is none.
-
-        Where Redis moves, later calls go to its new address.
-        """
-        address = redis_client.read(redis_file)
-        queue = cls(redis_client.shared(address), evaluation_id, address=address)
-        queue._file = redis_file
-        return queue
 
     # --- coordinator -------------------------------------------------------------------------------------------------
 
@@ -218,32 +201,18 @@ class WorkQueue:
 
     def _run(self, script: str, *args: str | int) -> Any:
         """Run a script by its digest; the client sends its text where the server lacks it."""
-        return self._twice(lambda: self._client.register_script(script)(keys=[self._prefix], args=args))
+        return self._link.call(lambda client: client.register_script(script)(keys=[self._prefix], args=args))
 
     def _read(self, *commands: tuple[str | int, ...]) -> list[Any]:
         """Commands (verb, key below the prefix, arguments) in one transaction."""
 
-        def effect() -> list[Any]:
-            with self._client.pipeline(transaction=True) as pipe:
+        def effect(client: redis.Redis) -> list[Any]:
+            with client.pipeline(transaction=True) as pipe:
                 for verb, name, *rest in commands:
                     pipe.execute_command(verb, f"{self._prefix}{name}", *rest)  # type: ignore[no-untyped-call]
                 return pipe.execute()
 
-        return self._twice(effect)
-
-    def _twice(self, effect: Callable[[], T]) -> T:
-        """Call `effect`, again after a broken connection: the server may have restarted or moved."""
-
-        def tried() -> T:
-            with explained("its address" if self._address is None else self._address.where):
-                return effect()
-
-        return once_more(tried, self._follow)
-
-    def _follow(self) -> None:
-        if self._file is not None:
-            self._address = redis_client.read(self._file)
-            self._client = redis_client.shared(self._address)
+        return self._link.call(effect)
 
 
 def _chunks(shards: Sequence[QueuedShard]) -> Iterator[list[str]]:

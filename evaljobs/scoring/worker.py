@@ -1,30 +1,33 @@
 """Metric workers: RQ workers that run `execute` and `score` jobs and nothing else, and the command that starts them.
 
 Rule: what a job runs is `run_spec` on a spec file of this user. Outcomes are files, and a job whose outcome is on disk
-returns at once, so a job may run any number of times. The supervisor imports lm-eval once; it forks the workers, and
-they fork the work-horses. A work-horse survives an absence of Redis. The password is read from the address file and is
-on no command line.
+returns at once, so a job may run any number of times. The supervisor imports lm-eval once and runs no job, so that no
+job can end it; it forks the worker, which forks the work-horses. A work-horse survives an absence of Redis. The password
+is read from the address file and is on no command line.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import gc
 import importlib
 import logging
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import redis
+from rq.executions import Execution
+from rq.job import Job
+from rq.queue import Queue
 from rq.serializers import JSONSerializer
-from rq.utils import now
 from rq.worker import Worker
 from rq.worker_registration import clean_worker_registry
 
@@ -32,26 +35,33 @@ from evaljobs import garbage, log_lines
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import SPEC, ExecuteSpec, ScoreSpec
-from evaljobs.contract.storage import STORAGE_AWAY, write_outcome
+from evaljobs.contract.storage import STORAGE_AWAY, patiently, write_outcome
 from evaljobs.errors import details, one_line
 from evaljobs.queue import redis_client
-from evaljobs.queue.redis_client import explained
-from evaljobs.scoring import rq_jobs
+from evaljobs.queue.redis_client import QueueUnavailable, RedisAddress, explained, metric_queue
 from evaljobs.scoring.item_deadlines import Watch
-from evaljobs.scoring.rq_jobs import HEARTBEAT_SECONDS, HEARTBEAT_TTL, MetricJob
-from evaljobs.scoring.supervisor import Supervisor
 from evaljobs.staging.capacity import short_of_memory
+from evaljobs.staging.coordinator_lease import CoordinatorLease, is_there
 from evaljobs.trial.engines.tied import die_with_parent
 
 log = logging.getLogger(__name__)
 
 AWAY = (redis.ConnectionError, redis.TimeoutError)
 JUDGE_SECONDS = 24 * 3600  # deadline of a job that asks a judge
+HEARTBEAT_SECONDS = 2  # between two signs of a busy worker
+HEARTBEAT_TTL = 8  # after its worker's last sign, for which a job counts as running
+POLL_SECONDS = 0.2  # between two looks at the worker
+REDIS_SECONDS = 2.0  # between two calls of Redis
+# that a running job has to finish, of the 30 s that Slurm leaves between SIGTERM and SIGKILL
+FINISH_SECONDS = 15.0
+DROP_SECONDS = 5.0  # that a worker then has to drop its job, before SIGKILL
+SHORT_LIFE_SECONDS = 5.0  # a worker that lived no longer than this is replaced after a pause
+PAUSE_SECONDS = 1.0
+MUTE_RENEWALS = 4  # of the coordinator's lease, one every 30 s, without an answer of its Redis
 BLOCK_SECONDS = 5  # that an idle worker waits in Redis for a job
 OUT_OF_MEMORY = (
     "the kernel ended its process for lack of memory: its job had {} MB; set [metric] memory_mb = {}"
 )
-NEVER_SECONDS = 10**9  # between two of RQ's own clean-ups: `rq_jobs.recover` does their work
 
 
 # --- a job -----------------------------------------------------------------------------------------------------------
@@ -123,6 +133,17 @@ def run_spec(spec: ExecuteSpec | ScoreSpec) -> str:
 # --- RQ --------------------------------------------------------------------------------------------------------------
 
 
+class MetricJob(Job):  # type: ignore[misc]
+    """A job that imports nothing and calls nothing back, whatever its record says: its one argument is its spec's path."""
+
+    def restore(self, raw_data: Any) -> None:
+        super().restore(raw_data)
+        self._success_callback_name = self._failure_callback_name = self._stopped_callback_name = None
+
+    def _execute(self) -> str:
+        return patiently(lambda: run_spec(read_spec(self.args[0])))
+
+
 class MetricWorker(Worker):  # type: ignore[misc]
     """RQ's forking worker with three differences: deadlines come from specs, a work-horse survives an absence of Redis
     and dies with its worker, and nothing in Redis commands the worker.
@@ -141,25 +162,24 @@ class MetricWorker(Worker):  # type: ignore[misc]
             serializer=JSONSerializer,
             worker_ttl=BLOCK_SECONDS + 15,
             job_monitoring_interval=HEARTBEAT_SECONDS,
-            maintenance_interval=NEVER_SECONDS,
             log_job_description=False,
             work_horse_killed_handler=self._on_killed_horse,
         )
-        self.last_cleaned_at = now()
         self._spec: ExecuteSpec | ScoreSpec | None = None
         self._watch: Watch | None = None
         self._killed = 0  # processes that the kernel had ended for lack of memory when the job began
 
     # --- one job ---------------------------------------------------------------------------------------------------
 
-    def execute_job(self, job: MetricJob, queue: Any) -> None:
+    def prepare_execution(self, job: MetricJob) -> Execution:
+        execution = super().prepare_execution(job)
         self._spec = self._watch = None
         with suppress(OSError, ValueError):  # the work-horse says why
             self._spec = read_spec(job.args[0])
             self._watch = Watch(self._spec)
             job.timeout = deadline_seconds(self._spec)
         self._killed, _ = short_of_memory()
-        super().execute_job(job, queue)
+        return execution
 
     def main_work_horse(self, job: MetricJob, queue: Any) -> None:
         # without this, a job whose worker died runs on beside its own retry
@@ -208,6 +228,9 @@ class MetricWorker(Worker):  # type: ignore[misc]
 
     # --- what Redis must not decide ------------------------------------------------------------------------------------
 
+    def run_maintenance_tasks(self) -> None:
+        """Leave dead workers' jobs to the coordinator: RQ compares the clocks of two hosts to find them."""
+
     def subscribe(self) -> None:
         """Take no commands over Redis."""
 
@@ -229,10 +252,142 @@ def _runs(pid: int) -> bool:
 def work(redis_file: Path, evaluation_id: str) -> None:
     """Be one worker until a signal, or Redis, ends it. QueueUnavailable where Redis ended it."""
     address = redis_client.read(redis_file)
-    queue = rq_jobs.open_queue(redis_client.client(address), evaluation_id)
+    queue = Queue(
+        metric_queue(evaluation_id),
+        connection=redis_client.client(address),
+        job_class=MetricJob,
+        serializer=JSONSerializer,
+    )
     with explained(address.where):
         clean_worker_registry(queue)  # names of workers that died, of which RQ keeps a list
         MetricWorker(queue).work(logging_level="INFO")
+
+
+# --- the process that keeps a worker -----------------------------------------------------------------------------------
+
+
+class Supervisor:
+    """Keeps a worker alive, replaced after a pause where it did not live long, and ends on a signal, a file or a lease.
+
+    Where Redis stays away though the coordinator lives, it is this host that does not reach it: it ends with 1, so that its
+    job goes to another one. At its end a running job may finish for a while, and is then dropped: it is run again elsewhere.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.worker = 0  # its pid; 0: none runs
+        self.stopping_since: float | None = None
+        self.pressed = 0  # signals that the worker has got since `stopping_since`
+        self._started_at = 0.0  # monotonic seconds
+        self._start_after = 0.0
+        self._called_at = 0.0
+        self._address: RedisAddress | None = None
+        self._answered = 0  # renewals of the lease when Redis answered last
+        self.status = 0  # exit status
+        lease: Path | None = options.lease_file
+        self._lease = None if lease is None else CoordinatorLease(lease, options.lease_seconds)
+
+    def run(self) -> int:
+        """Keep workers until the end; the exit status."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        while True:
+            at = time.monotonic()
+            self._reap(at)
+            if self.stopping_since is not None:
+                if not self.worker:
+                    return self.status
+                self._press(at - self.stopping_since)
+            else:
+                if not self.worker and at >= self._start_after:
+                    self._fork(at)
+                self._look(at)
+                if self._over():
+                    self.stopping_since = at
+            time.sleep(POLL_SECONDS)
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        if self.stopping_since is None:
+            self.stopping_since = time.monotonic()
+
+    def _over(self) -> bool:
+        stop = self.options.stop_file
+        if stop is not None and is_there(stop):
+            return True
+        if self._lease is not None and (expired := self._lease.expired()):
+            log.error("%s: no coordinator waits for these metrics", expired)
+            return True
+        if self._lease is not None and self._lease.renewals - self._answered >= MUTE_RENEWALS:
+            log.error(
+                "this host does not reach Redis, though its coordinator lives: this job ends, and another goes on"
+            )
+            self.status = 1
+            return True
+        return False
+
+    def _fork(self, at: float) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        parent, self._started_at = os.getpid(), at
+        self.worker = os.fork()
+        if self.worker == 0:
+            self._be_a_worker(parent)
+
+    def _be_a_worker(self, parent: int) -> None:
+        """In the child; never returns."""
+        try:
+            die_with_parent(signal.SIGTERM, parent)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_DFL)
+            # a signal may have come while the supervisor's handler was still this process's, too
+            if self.stopping_since is None:
+                work(self.options.redis_file, self.options.queue)
+        except QueueUnavailable as error:
+            log.warning("worker %d: %s", os.getpid(), error)
+        except BaseException:
+            log.exception("worker %d", os.getpid())
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
+
+    def _reap(self, at: float) -> None:
+        if not self.worker or os.waitpid(self.worker, os.WNOHANG)[0] == 0:
+            return
+        pid, self.worker = self.worker, 0
+        lived = at - self._started_at
+        pause = PAUSE_SECONDS if lived < SHORT_LIFE_SECONDS else 0.0
+        self._start_after = at + pause
+        if self.stopping_since is None:
+            log.warning("worker %d ended after %.1f s; starting another in %.1f s", pid, lived, pause)
+
+    def _press(self, seconds: float) -> None:
+        """SIGTERM: finish the running job. SIGTERM again: drop it, it is run elsewhere. Then SIGKILL."""
+        due = sum(seconds >= at for at in (0.0, FINISH_SECONDS, FINISH_SECONDS + DROP_SECONDS))
+        if due > self.pressed:
+            self.pressed = due
+            self._signal(signal.SIGTERM if due < 3 else signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.worker:
+            os.kill(self.worker, number)
+
+    def _look(self, at: float) -> None:
+        if at - self._called_at < REDIS_SECONDS:
+            return
+        self._called_at = at
+        try:
+            address = redis_client.read(self.options.redis_file)
+            if self._address not in (
+                None,
+                address,
+            ):  # its worker ends after its running job: RQ would ask there for ever
+                self._signal(signal.SIGTERM)
+            self._address = address
+            redis_client.shared(address).ping()
+            self._answered = self._lease.renewals if self._lease is not None else 0
+        except (QueueUnavailable, redis.RedisError, OSError) as error:
+            log.warning("Redis: %s", error)
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -259,4 +414,4 @@ def main(argv: Sequence[str]) -> int:
         log.exception("the metric code cannot be imported")
     gc.collect()
     garbage.collect_new()  # imported modules stay shared with the work-horses
-    return Supervisor(options, functools.partial(work, options.redis_file, options.queue)).run()
+    return Supervisor(options).run()

@@ -4,7 +4,7 @@ Rules: the lease has expired once the file's mtime has not changed for long enou
 need not agree. A missing file counts as unchanged. A storage error (ESTALE, EIO: a failover) changes nothing: it says
 neither that a file is there nor that it is not.
 
-Called by `precursor.py`, `trial/hosted_trials.py` and `scoring/supervisor.py`.
+Called by `precursor.py`, `trial/hosted_trials.py` and `scoring/worker.py`.
 """
 
 from __future__ import annotations

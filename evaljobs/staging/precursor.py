@@ -104,48 +104,48 @@ def stage_only(spec: StageSpec, *, stop: threading.Event | None = None) -> Holdi
 
 def _stage_on(root: str, spec: StageSpec, stop: threading.Event) -> tuple[Slot, int, list[str]]:
     """The slot with a whole copy, bytes that left storage for it, and notes for the report."""
-    try:
-        slot = store.join(root, spec.checkpoint.digest)
-    except OSError as error:
-        raise Refused(f"{root}: {error.strerror or error}") from error
     notes: list[str] = []
-    try:
-        with _only_stager(slot, stop):
-            if (slot.path / MANIFEST).exists():
+    while True:
+        try:
+            slot = store.join(root, spec.checkpoint.digest)
+        except OSError as error:
+            raise Refused(f"{root}: {error.strerror or error}") from error
+        try:
+            with _locked(slot, stop) as is_whole:
+                if not is_whole:
+                    _make_room(slot, spec)
+                    copy_in(slot, spec, stop)
+                    return slot, spec.checkpoint.bytes, notes
                 bad = _differing(slot, spec)
-                if not bad:
-                    if spec.share is None:
-                        with store.locked_home(root) as home:
-                            store.remove_unused(home, keep=slot.path.name)
-                    return slot, 0, notes
-                notes.append(f"the copy found in {slot.path} was damaged ({', '.join(bad)}) and was replaced")
-                say(notes[-1])
-                # a trial that has mapped it keeps its pages
-                (slot.path / MANIFEST).unlink()
-                store.remove_tree(slot.model)
-            _make_room(slot, spec)
-            copy_in(slot, spec, stop)
-            return slot, spec.checkpoint.bytes, notes
-    except BaseException:
-        store.leave(slot, patience=0.0)
-        raise
+            if not bad:
+                if spec.share is None:
+                    with store.locked_home(root) as home:
+                        store.remove_unused(home, keep=slot.path.name)
+                return slot, 0, notes
+        except BaseException:
+            store.leave(slot, patience=0.0)
+            raise
+        notes.append(f"the copy found in {slot.path} was damaged ({', '.join(bad)}) and was replaced")
+        say(notes[-1])
+        store.leave(slot, patience=0.0, damaged=True)  # a trial that has mapped it keeps its pages
 
 
 @contextlib.contextmanager
-def _only_stager(slot: Slot, stop: threading.Event) -> Iterator[None]:
-    """Hold the stage lock, which one process has at a time: a living one is waited for, a dead one has lost it."""
-    lock = store.open_lock(slot.path / store.STAGE_LOCK)
+def _locked(slot: Slot, stop: threading.Event) -> Iterator[bool]:
+    """Hold the copy's lock, with others where it is whole (True), else alone, to copy; a living copier is waited for."""
+    said, manifest = False, slot.path / MANIFEST
+    while (taken := store.lock(slot.path, shared=manifest.exists())) is None:
+        if slot.lost():
+            raise RetryError(f"{slot.path} was removed by another process")
+        if not said:
+            say(f"another precursor is staging {slot.path}: waiting for it")
+            said = True
+        if stop.wait(0.05):
+            raise copying.Stopped("asked to stop while waiting for another precursor")
     try:
-        said = False
-        while not store.try_flock(lock):
-            if not said:
-                say(f"another precursor is staging {slot.path}: waiting for it")
-                said = True
-            if stop.wait(0.05):
-                raise copying.Stopped("asked to stop while waiting for another precursor")
-        yield
+        yield manifest.exists()
     finally:
-        os.close(lock)
+        os.close(taken)
 
 
 def _differing(slot: Slot, spec: StageSpec) -> list[str]:
@@ -186,7 +186,7 @@ def _make_room(slot: Slot, spec: StageSpec) -> None:
 
 
 def copy_in(slot: Slot, spec: StageSpec, stop: threading.Event) -> None:
-    """Copy the checkpoint below `incoming`, check it, publish it. The caller holds the stage lock.
+    """Copy the checkpoint below `incoming`, check it, publish it. The caller alone has the copy's lock.
 
     `model` and then the manifest get their names only when sizes, hashes and identity are those that were announced.
     Raises SourceChanged, Stopped, TargetFailed (no space …), OSError of the source. Nothing is published then.

@@ -1,9 +1,8 @@
 """Our folder in a node's memory: its layout, its locks, and who holds or reads a copy.
 
     <root>/evalspan-<uid>/          0700, ours, no link; its lock (flock) guards every change of names below it
-        <digest>/                   a checkpoint
-            stage.lock              held (flock) by the one process that copies or verifies
-            readers.lock            held shared by each process that maps the weights
+        <digest>/                   a checkpoint; its lock (flock) is shared by those who read or verify a whole copy, and
+                                    exclusive to the one process that copies or removes
             held.lock               held shared by each precursor while it lives: its lease on the copy
             incoming/               half-written; trials do not read it
             model/                  the files, whole once manifest.json exists
@@ -18,23 +17,24 @@ process end at once. A dead precursor's copy stays for its successor until a pre
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import re
 import secrets
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-# File /dev/shm/evalspan-UID/DIGEST/stage.lock: locked (flock) by the one process that copies or verifies | a precursor |
-# with the copy
-# File /dev/shm/evalspan-UID/DIGEST/readers.lock: locked (flock) by each process that maps the weights | a precursor | with
-# the copy
+from evaljobs.staging import segments
+
 # File /dev/shm/evalspan-UID/DIGEST/held.lock: locked (flock) by each precursor while it lives | a precursor | with the copy
 # File /dev/shm/evalspan-UID/DIGEST/incoming/…: half-written weights | a precursor | once they are whole
 # File /dev/shm/evalspan-UID/DIGEST/model/…: the checkpoint's weights, whole once manifest.json is there | a precursor | at the
@@ -43,7 +43,7 @@ from pathlib import Path
 # File /dev/shm/evalspan-UID/retired-DIGEST-RANDOM/…: a copy out of use | a precursor | at once; by any later job; `evalspan
 # clean`
 MODEL, INCOMING, MANIFEST = "model", "incoming", "manifest.json"
-STAGE_LOCK, HELD_LOCK, READERS_LOCK = "stage.lock", "held.lock", "readers.lock"
+HELD_LOCK = "held.lock"
 RETIRED = "retired-"
 DIGEST = re.compile(r"[0-9a-f]{16,64}")
 
@@ -55,11 +55,6 @@ class Refused(Exception):  # noqa: N818 (a fact about the node)
 # --- locks -----------------------------------------------------------------------------------------------------------
 
 
-def open_lock(path: Path) -> int:
-    """A descriptor of a lock file, made if it is missing."""
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-
-
 def try_flock(descriptor: int, *, shared: bool = False) -> bool:
     """Take the lock if it is free; whether it was taken."""
     try:
@@ -69,11 +64,23 @@ def try_flock(descriptor: int, *, shared: bool = False) -> bool:
     return True
 
 
+def lock(path: Path, *, shared: bool = False) -> int | None:
+    """A lock on a file or folder, to be closed; None where it is not free, or the name is gone."""
+    with contextlib.ExitStack() as undo, contextlib.suppress(FileNotFoundError):
+        taken = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        undo.callback(os.close, taken)
+        if try_flock(taken, shared=shared) and same_file(taken, path):
+            undo.pop_all()
+            return taken
+    return None
+
+
 def is_locked(path: Path) -> bool:
-    """Whether a living process holds a lock of a checkpoint: HELD_LOCK a precursor, READERS_LOCK a trial."""
-    with contextlib.suppress(FileNotFoundError), path.open() as file:
-        return not try_flock(file.fileno())
-    return False
+    """Whether a living process holds a checkpoint's lock: its folder a trial, HELD_LOCK a precursor."""
+    if (taken := lock(path)) is not None:
+        os.close(taken)
+        return False
+    return path.exists()
 
 
 def same_file(descriptor: int, path: Path) -> bool:
@@ -175,35 +182,34 @@ def join(root: str | Path, digest: str) -> Slot:
     with locked_home(root, create=True) as home:
         path = home / digest
         path.mkdir(mode=0o700, exist_ok=True)
-        (path / READERS_LOCK).touch(0o600)
-        lease = open_lock(path / HELD_LOCK)
+        lease = os.open(path / HELD_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lease, fcntl.LOCK_SH)  # another process tries it under the home's lock alone
         return Slot(root=Path(root), path=path, lease=lease)
 
 
-def leave(slot: Slot, *, patience: float = 10.0) -> int:
-    """Give the lease back; the last living precursor removes the checkpoint. Gives the bytes freed.
+def leave(slot: Slot, *, patience: float = 10.0, damaged: bool = False) -> int:
+    """Give the lease back; the last living precursor removes the checkpoint, and any a damaged one. Gives the bytes freed.
 
     Trials get `patience` seconds to end; then the names go, and each trial keeps what it has mapped.
     """
     lost = slot.lost()
     os.close(slot.lease)
     with contextlib.suppress(FileNotFoundError), locked_home(slot.root) as home:
-        if not lost and not is_locked(slot.path / HELD_LOCK):
+        if not lost and (damaged or not is_locked(slot.path / HELD_LOCK)):
             return remove_tree(_retire(home, slot.path.name, patience))
     return 0
 
 
 def _retire(home: Path, digest: str, patience: float) -> Path:
     """Take a checkpoint out of use in one step, once no process reads it, or after `patience` seconds; its remains."""
-    lock = open_lock(home / digest / READERS_LOCK)
-    try:
-        deadline = time.monotonic() + patience
-        while not try_flock(lock) and time.monotonic() < deadline:  # taken, it keeps new readers out
-            time.sleep(0.01)
+    deadline = time.monotonic() + patience
+    while (taken := lock(home / digest)) is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    try:  # with the lock taken, no new reader comes
         return (home / digest).rename(home / f"{RETIRED}{digest}-{secrets.token_hex(4)}")
     finally:
-        os.close(lock)
+        if taken is not None:
+            os.close(taken)
 
 
 def remove_unused(
@@ -223,9 +229,54 @@ def remove_unused(
         if path.name.startswith(RETIRED):
             found[path.name] = remove_tree(path)
         elif DIGEST.fullmatch(path.name) and path.name != keep and not retired_only:
-            used = not even_used and (is_locked(path / HELD_LOCK) or is_locked(path / READERS_LOCK))
+            used = not even_used and (is_locked(path / HELD_LOCK) or is_locked(path))
             found[path.name] = None if used else remove_tree(_retire(home, path.name, patience))
     return found
+
+
+# --- the `clean` verb -----------------------------------------------------------------------------------------------
+
+
+def clean(root: str | Path, *, everything: bool = False, patience: float = 2.0) -> dict[str, Any]:
+    """Remove copies below `root` that are not in use; with `everything` all: a living precursor sees it, and ends.
+
+    What was done, as `clean` prints it; `kept`: copies in use; `problems`: names that are not evalspan's, left alone, or why
+    none could be removed. `patience`: seconds that a trial gets to finish opening files.
+    """
+    found: dict[str, int | None] = {}
+    problems = []
+    try:
+        with locked_home(root) as home:
+            found = remove_unused(home, even_used=everything, patience=patience)
+            strange = [path for path in home.iterdir() if path.name not in found]
+            problems = [f"{path} is none of evalspan's names: it was left alone" for path in strange]
+    except FileNotFoundError:
+        pass
+    except (Refused, OSError) as error:
+        problems = [str(error)]
+    return {
+        "root": str(root),
+        "freed_bytes": sum(freed or 0 for freed in found.values()),
+        "removed": [name for name, freed in found.items() if freed is not None],
+        "kept": [name for name, freed in found.items() if freed is None],
+        "problems": problems,
+    }
+
+
+def clean_main(argv: Sequence[str]) -> int:
+    """The `clean` verb: prints one JSON object a root. Exit status 1 where something was left alone."""
+    parser = argparse.ArgumentParser(prog="python -m evaljobs clean", description="Remove unused copies.")
+    parser.add_argument("--root", action="append", help="default: /dev/shm")
+    parser.add_argument("--all", action="store_true", help="copies in use, too")
+    chosen = parser.parse_args(argv)
+    status = 0
+    segments.sweep()
+    for root in chosen.root or ["/dev/shm"]:
+        done = clean(root, everything=chosen.all)
+        with contextlib.suppress(BrokenPipeError):
+            sys.stdout.write(json.dumps(done) + "\n")
+        status |= bool(done["problems"])
+    return int(status)
 
 
 # --- the trial's side ------------------------------------------------------------------------------------------------
@@ -246,7 +297,7 @@ def slot_of(model_path: str | Path) -> Path | None:
 
 @contextlib.contextmanager
 def reading(model_path: str | Path, *, wait_seconds: float = 0.0) -> Iterator[None]:
-    """Hold the readers' lock on staged weights, so that their names stay until they are loaded; nothing for other paths.
+    """Hold a lock on staged weights, so that their names stay until they are loaded; nothing for other paths.
 
     A trial holds it until it ends. Waits up to `wait_seconds` for a copy under way, with progress in the log. Raises
     NotStaged.
@@ -256,7 +307,7 @@ def reading(model_path: str | Path, *, wait_seconds: float = 0.0) -> Iterator[No
         yield
         return
     deadline, said = time.monotonic() + wait_seconds, 0.0
-    while (lock := _reader_lock(slot)) is None:
+    while (taken := _lock_whole(slot)) is None:
         if time.monotonic() >= deadline:
             raise NotStaged(errno.ENOENT, "no whole staged checkpoint", str(model_path))
         if time.monotonic() - said > 5.0:
@@ -267,18 +318,15 @@ def reading(model_path: str | Path, *, wait_seconds: float = 0.0) -> Iterator[No
     try:
         yield
     finally:
-        os.close(lock)
+        os.close(taken)
 
 
-def _reader_lock(slot: Path) -> int | None:
+def _lock_whole(slot: Path) -> int | None:
     """A shared lock on a whole copy; None where there is none (yet)."""
-    path = slot / READERS_LOCK
-    with contextlib.ExitStack() as undo, contextlib.suppress(FileNotFoundError):
-        lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        undo.callback(os.close, lock)
-        if try_flock(lock, shared=True) and same_file(lock, path) and (slot / MANIFEST).exists():
-            undo.pop_all()
-            return lock
+    taken = lock(slot, shared=True)
+    if taken is None or (slot / MANIFEST).exists():
+        return taken
+    os.close(taken)
     return None
 
 

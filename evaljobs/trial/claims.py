@@ -13,7 +13,7 @@ from pathlib import Path
 
 from evaljobs.contract.specs import LaneSpec, TrialSpec
 from evaljobs.errors import one_line
-from evaljobs.queue.redis_client import QueueUnavailable
+from evaljobs.queue.redis_client import Link, QueueUnavailable
 from evaljobs.queue.work_queue import Claim, WorkQueue
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class Claims:
     ) -> None:
         self._spec, self._lane, self._ahead = spec, lane, ahead
         self._pause, self._monotonic = pause, monotonic
-        self._queue: WorkQueue | None = None
+        self._queue = WorkQueue(Link(Path(spec.redis_file)), spec.evaluation_id)
         self._unreported: list[str] = []  # shards on disk that Redis has as claimed or queued still
 
     def dumped(self, shard: str) -> None:
@@ -101,8 +101,6 @@ class Claims:
         return Claim(kind="shard", shard=shard)
 
     def _claimed(self, response_bytes: int) -> Claim:
-        if self._queue is None:
-            self._queue = WorkQueue.connect(Path(self._spec.redis_file), self._spec.evaluation_id)
         while self._unreported:
             self._queue.done(self._lane.trial, self._unreported[0], response_bytes)
             del self._unreported[0]
@@ -113,6 +111,5 @@ class Claims:
 
     def give_back(self, shard: str) -> None:
         """Return an unfinished shard to the queue where Redis answers; else the coordinator finds it."""
-        if self._queue is not None:
-            with contextlib.suppress(QueueUnavailable):
-                self._queue.give_back(self._lane.trial, shard)
+        with contextlib.suppress(QueueUnavailable):
+            self._queue.give_back(self._lane.trial, shard)

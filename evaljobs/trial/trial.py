@@ -29,7 +29,7 @@ from evaljobs.contract.specs import LaneSpec, TrialSpec
 from evaljobs.contract.storage import FrameWriter, write_outcome
 from evaljobs.errors import JobError, RetryError, details, one_line
 from evaljobs.lmeval import quiet_environment
-from evaljobs.queue.redis_client import QueueUnavailable
+from evaljobs.queue.redis_client import Link, QueueUnavailable
 from evaljobs.queue.work_queue import WorkQueue
 from evaljobs.staging.copy import SourceChanged
 from evaljobs.staging.fingerprint import check_folder, check_storage
@@ -339,7 +339,7 @@ class Trial:
             if shard == now.overtaken:
                 shard = None  # a beat would claim it anew once the other trial has done it
             try:
-                queue = queue or WorkQueue.connect(Path(self.spec.redis_file), self.spec.evaluation_id)
+                queue = queue or WorkQueue(Link(Path(self.spec.redis_file)), self.spec.evaluation_id)
                 held = queue.heartbeat(
                     self.lane.trial,
                     phase=now.phase,

@@ -24,6 +24,7 @@ from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import ModelOptions, ScoreSpec, SuiteSpec, TaskEntry
 from evaljobs.contract.storage import write_outcome, write_record
+from evaljobs.queue.redis_client import Link
 from evaljobs.queue.work_queue import QueuedShard, WorkQueue
 
 MOST = 2000  # shards that a process claims
@@ -32,7 +33,7 @@ LOOKS = 20  # of a trial for a late shard
 
 def pull(file: str, trial: str, lane: str) -> tuple[int, float]:
     """Claim and finish up to MOST shards: how many, in how many seconds."""
-    queue = WorkQueue.connect(Path(file), "bench")
+    queue = WorkQueue(Link(Path(file)), "bench")
     queue.snapshot()
     started, count = time.perf_counter(), 0
     while count < MOST and (claim := queue.claim(trial, lane)).shard is not None:
@@ -42,7 +43,7 @@ def pull(file: str, trial: str, lane: str) -> tuple[int, float]:
 
 
 def of_shards(work: WorkPaths, options: Options) -> dict[str, Any]:
-    queue, file = WorkQueue.connect(work.redis_address, "bench"), str(work.redis_address)
+    queue, file = WorkQueue(Link(work.redis_address), "bench"), str(work.redis_address)
     lanes, processes = options.lanes, options.processes
     per = options.shards // lanes
 
@@ -64,7 +65,7 @@ def of_shards(work: WorkPaths, options: Options) -> dict[str, Any]:
 
 def of_a_look(work: WorkPaths, claims: int) -> float:
     """Milliseconds of a freed trial's claim with so many shards open, none of them late and none left to claim."""
-    queue = WorkQueue.connect(work.redis_address, "open")
+    queue = WorkQueue(Link(work.redis_address), "open")
     queue.fill(
         {"l": [QueuedShard(shard=f"t|{n}|{n + 1}", rank=n, seconds=60) for n in range(claims + 1)]}, "1"
     )
@@ -85,12 +86,13 @@ def of_a_job(work: WorkPaths, jobs: int) -> float:
         spec = ScoreSpec(name=f"score-{n}", model_dir="/", model=ModelOptions(), **about)
         write_record(paths.spec(spec.name), spec)
         write_outcome(paths, Failed(name=spec.name, job="score", blame="retry", error="a bench"))
-    queue = MetricQueue(work.redis_address, "jobs")
+    queue = MetricQueue(Link(work.redis_address), "jobs")
 
     def run(numbers: range) -> None:
         for n in numbers:
             queue.enqueue(f"score-{n}", paths.spec(f"score-{n}"))
-        if not procs.poll(lambda: not queue.known(), deadline_s=300, every_s=0.01):
+        names = [f"score-{n}" for n in numbers]
+        if not procs.poll(lambda: len(queue.gone(names)) == len(names), deadline_s=300, every_s=0.01):
             raise RunError("the jobs did not end within 300 s")
 
     argv = [sys.executable, "-m", "evaljobs", "worker", "--redis-file", str(work.redis_address)]

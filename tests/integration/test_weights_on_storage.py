@@ -1,11 +1,13 @@
-"""Weights that change while an evaluation runs: no score is of other weights than were announced."""
+"""Equal weights are answered once, and no score is of other weights than training held.
+
+Weights that change while an evaluation runs: tests/trial/test_weights_change.py.
+"""
 
 import json
 import shutil
 
 import pytest
 from support import sites
-from support.trials import TASKS
 
 from coordinator import hook
 from coordinator.intake.checkpoint import inspect
@@ -14,58 +16,6 @@ from evaljobs.staging.copy import hash_file
 from evaljobs.staging.fingerprint import SAMPLE_BYTES, SAVE_SUMS, content_of, read_header
 
 pytestmark = pytest.mark.model
-
-TASK = f"""include: {TASKS}/choice.yaml
-task: mine
-custom_dataset: !function load.rows
-"""
-LOAD = """import pathlib, sys
-sys.path.append("{tasks}")
-from rows import choice
-
-
-def rows(**_):  # a training writes while requests are built
-    pathlib.Path("{weights}").write_bytes(pathlib.Path("{new}").read_bytes())
-    return choice(rows=8)
-"""
-
-
-def test_weights_written_while_requests_are_built_are_not_scored(tmp_path, toy_model, warm):
-    """An adapter beside a staged checkpoint: the evaluation fails in one line that says what to type. A checkpoint that is not
-    staged: tests/trial/test_weights_change.py.
-    """
-    adapter = adapter_of(toy_model, tmp_path / "adapter")
-    site = sites.local(
-        tmp_path, toy_model, "--slots", "1", more=f'\n[trial.model_args]\npeft = "{adapter}"\n'
-    )
-    weights, new, tasks = adapter / "adapter_model.safetensors", tmp_path / "new", tmp_path / "mine"
-    data = weights.read_bytes()
-    header = 8 + int.from_bytes(data[:8], "little")
-    new.write_bytes(data[:header] + b"\1" * (len(data) - header))
-    tasks.mkdir()
-    (tasks / "mine.yaml").write_text(TASK)
-    (tasks / "load.py").write_text(LOAD.format(tasks=TASKS, weights=weights, new=new))
-    site.suite.write_text('name = "mine"\ninclude_path = ["mine"]\nbatch_size = 4\n[[task]]\nname = "mine"\n')
-    site.env["EVALSPAN_TRIAL_PROLOGUE"] = warm
-    try:
-        done = site.run(site.evaluate())
-    finally:
-        site.end_workers()
-    assert done.returncode == 1, done.stderr
-    (failed,) = site.results()["failed"].values()
-    assert "adapter holds other content than was announced" in failed
-    assert "evaluate it again" in failed
-    assert "\n" not in failed
-
-
-def adapter_of(model, folder):
-    """A LoRA adapter of a model."""
-    peft = pytest.importorskip("peft")
-    transformers = pytest.importorskip("transformers")
-    base = transformers.AutoModelForCausalLM.from_pretrained(model)
-    lora = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])
-    peft.get_peft_model(base, lora).save_pretrained(folder)
-    return folder
 
 
 def jobs(site, done):

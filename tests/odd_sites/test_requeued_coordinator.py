@@ -14,7 +14,7 @@ from support.toys import cluster_tasks
 from coordinator.runtime.journal import read_events
 from evaljobs.contract.outcomes import TrialEnded
 from evaljobs.contract.storage import read_frames, read_record
-from evaljobs.queue.redis_client import QueueUnavailable
+from evaljobs.queue.redis_client import Link, QueueUnavailable
 from evaljobs.queue.work_queue import WorkQueue
 
 pytestmark = [
@@ -79,7 +79,7 @@ def heads(site):
 
 def redis_answers(site):
     try:
-        WorkQueue.connect(site.work / "redis" / "address.json", site.root().name).snapshot()
+        WorkQueue(Link(site.work / "redis" / "address.json"), site.root().name).snapshot()
     except QueueUnavailable:
         return False
     return True

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from evaljobs.queue import lua, redis_client
-from evaljobs.queue.redis_client import QueueUnavailable
+from evaljobs.queue.redis_client import Link, QueueUnavailable
 from evaljobs.queue.work_queue import AHEAD, Claim, QueuedShard, WorkQueue
 
 
@@ -22,8 +22,8 @@ def shards(*names, seconds=1.0):
 
 
 @pytest.fixture
-def queue(client):
-    return WorkQueue(client, uuid.uuid4().hex)
+def queue(shared_work):
+    return WorkQueue(Link(shared_work.redis_address), uuid.uuid4().hex)
 
 
 def late(queue, client, shard, seconds):
@@ -156,11 +156,11 @@ def test_a_fill_overtaken_by_another_does_nothing_more(queue, client):
 def test_redis_away_is_one_error(tmp_path):
     """Whatever is wrong with Redis comes as QueueUnavailable, naming the place."""
     with pytest.raises(QueueUnavailable, match="no Redis address"):
-        WorkQueue.connect(tmp_path / "address.json", "e")
+        WorkQueue(Link(tmp_path / "address.json"), "e").snapshot()
     address = redis_client.RedisAddress(host="127.0.0.1", port=1)
     redis_client.publish(address, tmp_path / "address.json")
     with pytest.raises(QueueUnavailable, match=r"127\.0\.0\.1:1/0 cannot be reached"):
-        WorkQueue.connect(tmp_path / "address.json", "e").snapshot()
+        WorkQueue(Link(tmp_path / "address.json"), "e").snapshot()
 
 
 # --- any order of calls ------------------------------------------------------------------------------------------------
@@ -181,10 +181,11 @@ class AgainstModel(RuleBasedStateMachine):
     """
 
     client: redis.Redis
+    link: Link
 
     @initialize()
     def begin(self):
-        self.queue = WorkQueue(self.client, uuid.uuid4().hex)
+        self.queue = WorkQueue(self.link, uuid.uuid4().hex)
         self.epoch = None
         self.steal = True
         self.info = {}
@@ -331,7 +332,8 @@ class AgainstModel(RuleBasedStateMachine):
             self.queue.remove()
 
 
-def test_any_order_of_calls_agrees_with_a_model(client):
+def test_any_order_of_calls_agrees_with_a_model(client, shared_work):
     """See AgainstModel."""
-    machine = type("Bound", (AgainstModel,), {"client": client})
+    known = {"client": client, "link": Link(shared_work.redis_address)}
+    machine = type("Bound", (AgainstModel,), known)
     run_state_machine_as_test(machine, settings=settings(max_examples=150, stateful_step_count=30))

@@ -57,7 +57,7 @@ def evaluated(service, watcher, number):
     name, performer = running.state.evaluation_id, coordinator.performer
     coordinator.evaluations.cancel(name, "enough")
     until(coordinator, lambda: look() and running.state.ended_at is not None)
-    performer.metric_queue(name).known()
+    performer.metric_queue(name).gone(["score"])
     performer.queue(name).heartbeat("late", phase="infer")  # a trial that lives on for a moment
     coordinator.evaluations.forget_ended()
     shutil.rmtree(place)
@@ -81,7 +81,7 @@ def test_a_daemon_holds_the_same_after_n_and_2n_evaluations(tmp_path, monkeypatc
             for number in numbers:
                 evaluated(service, watcher, number)
             service.tick()  # forgets the last checkpoint
-            with redis_client.connect(service.paths.redis_address) as client:
+            with redis_client.client(redis_client.read(service.paths.redis_address)) as client:
                 keys = len(list(client.scan_iter()))
             gc.collect()  # what earlier tests have left may hold descriptors
             descriptors, patterns = [*Path("/proc/self/fd").iterdir()], fnmatch._compile_pattern.cache_info()

@@ -1,13 +1,15 @@
 """What a listing means: absence, twins, unknown words, trials that stand still; and what is queued again in Redis."""
 
+import subprocess
 from dataclasses import replace
 
 import pytest
+import redis
+from dev_cluster.testing import wait_until
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_cluster import FakeCluster, fake_node
 from support.loops import coordinator_on
-from support.open_redis import open_server, running_on
 from support.simulated.invariants import validate
 from support.simulated.parts import SITE, Faults, record
 from support.simulated.world import World
@@ -17,10 +19,16 @@ from coordinator.cluster import JobState
 from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
 from coordinator.evaluation import step as machine
+from coordinator.evaluation.job_specs import Site
 from coordinator.runtime import detect
-from coordinator.runtime.journal import read_events
+from coordinator.runtime.effects import Performer
+from coordinator.runtime.journal import Journal, read_events
+from coordinator.runtime.runner import Running
+from coordinator.services.redis_server import binary
 from evaljobs.contract.outcomes import Built, ShardResponses
-from evaljobs.contract.storage import FrameWriter, write_outcome
+from evaljobs.contract.paths import WorkPaths
+from evaljobs.contract.storage import FrameWriter, write_outcome, write_record
+from evaljobs.queue.redis_client import RedisAddress
 
 GRACE = detect.Grace(lost=30.0, uncertain=10.0, hung=100.0, overdue=60.0, outcome=3.0)
 
@@ -161,24 +169,29 @@ def test_only_a_trial_without_progress_is_hung_and_it_is_told_until_it_is_gone(w
 
 
 def test_metric_jobs_are_lost_only_after_a_while():
-    """RQ may not show at once what was just enqueued; the while is doubled with each loss."""
+    """RQ shows for a moment neither what was just enqueued nor what a worker has popped: two looks lack a lost job. The while
+    is doubled with each loss.
+    """
     world = World(1, Faults())
     while not world.state.scoring.outstanding:
         world.tick()
     state, name = world.state, min(world.state.scoring.outstanding)
     at = state.scoring.metrics[name].enqueued_at
-    for losses, known, seconds, lost in (
-        (0, [], 4.0, False),
-        (0, [], 6.0, True),
-        (0, sorted(state.scoring.outstanding), 600.0, False),
-        (3, [], 39.0, False),
-        (3, [], 41.0, True),
+    lost, died = {name: ""}, {name: "x"}
+    for losses, before, gone, seconds, kind in (
+        (0, lost, lost, 4.0, None),
+        (0, {}, lost, 6.0, None),
+        (0, lost, lost, 6.0, ev.MetricJobsLost),
+        (0, lost, {}, 600.0, None),
+        (3, lost, lost, 39.0, None),
+        (3, lost, lost, 41.0, ev.MetricJobsLost),
+        (0, died, died, 6.0, ev.MetricJobsDied),
     ):
         state.scoring.metrics[name].losses = losses
-        assert (name in detect.missing_metrics(state, known, 5.0, at + seconds)) == lost
-    assert detect.metric_events([name], {}, at) == [ev.MetricJobsLost(at=at, jobs=(name,))]
-    died = {name: "x"}
-    assert detect.metric_events([name], died, at) == [ev.MetricJobsDied(at=at, jobs=died)]
+        seen = detect.Sightings()
+        assert detect.metric_events(state, before, seen, 5.0, at) == []
+        events = detect.metric_events(state, gone, seen, 5.0, at + seconds)
+        assert [(type(e), list(e.jobs)) for e in events] == ([(kind, [name])] if kind else [])
 
 
 def test_a_holder_that_outstays_its_release_is_cancelled_until_it_is_gone(world):
@@ -217,15 +230,42 @@ def test_what_a_job_left_is_taken_before_its_end_and_a_state_of_no_table_is_logg
 # --- a Redis that takes no writes, or that comes back ----------------------------------------------------------------
 
 
+def _answers(client):
+    try:
+        return bool(client.ping())
+    except redis.ConnectionError:
+        return False
+
+
 @pytest.fixture
 def server(tmp_path):
-    with open_server(tmp_path) as client:
-        yield client
+    """A server without ACL at the published address: a test may do to it what any user of a site's Redis may, and set its limits."""
+    socket = tmp_path / "s"
+    words = [str(binary()), "--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", str(tmp_path)]
+    process = subprocess.Popen([*words, "--maxmemory-policy", "noeviction"], stdout=subprocess.DEVNULL)
+    write_record(WorkPaths(tmp_path).redis_address, RedisAddress(socket=str(socket)))
+    try:
+        with redis.Redis(unix_socket_path=str(socket)) as client:
+            wait_until(lambda: _answers(client))  # its socket is there before anybody listens
+            yield client
+    finally:
+        process.terminate()
+        process.wait(60)
 
 
 @pytest.fixture
 def running(server, tmp_path):
-    return running_on(tmp_path)
+    """An evaluation with shards to do, on that server."""
+    world = World(3, Faults())
+    while not world.state.shards.todo:
+        world.tick()
+    work = Site(work_dir=str(tmp_path), trial_command=("python",), worker_command=("python",))
+    performer = Performer(
+        site=work, cluster=FakeCluster(fleet=[]), lm_eval_version=lambda: "0", observations=tmp_path / "o"
+    )
+    (tmp_path / world.state.evaluation_id / "responses").mkdir(parents=True)
+    journal = Journal(tmp_path / world.state.evaluation_id / "journal.jsonl")
+    return Running(world.state, journal, performer, detect.Grace())
 
 
 @pytest.fixture

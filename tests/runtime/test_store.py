@@ -293,7 +293,7 @@ def test_started_again_on_a_full_disk_it_waits_for_room_and_goes_on(disk, cluste
                 filler = fill(disk)
         until(coordinator, lambda: begun in coordinator.evaluations.running and work.redis_address.exists())
         assert list(coordinator.evaluations.running) == [begun]
-        with redis_client.connect(work.redis_address) as client:
+        with redis_client.client(redis_client.read(work.redis_address)) as client:
             assert client.ping()
     coordinator.keeper.stop()
 

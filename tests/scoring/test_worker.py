@@ -11,10 +11,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-import rq.intermediate_queue
 import rq.registry
 from dev_cluster.testing import wait_until
-from rq import Callback, Queue
+from rq import Callback
 from rq.command import send_shutdown_command
 from rq.utils import now
 from support.metric_jobs import Bench, children, kill, move, running
@@ -24,12 +23,12 @@ from support.with_root import memory_group, storage_away, umount
 from coordinator.services.redis_server import RedisServer
 from evaljobs.contract.specs import ScoreSpec
 from evaljobs.queue import redis_client
-from evaljobs.scoring import rq_jobs, worker
+from evaljobs.scoring import worker
 from evaljobs.scoring.item_deadlines import NOTE_BYTES, note_file
 
 IMPATIENT = (
-    "import sys; from evaljobs.scoring import item_deadlines; item_deadlines.FIRST_SECONDS = 0.0; "
-    "from evaljobs.scoring.worker import main; sys.exit(main(sys.argv[5:]))"
+    "import sys; from evaljobs.scoring import item_deadlines, worker; item_deadlines.FIRST_SECONDS = 0.0; "
+    "worker.HEARTBEAT_SECONDS, worker.HEARTBEAT_TTL = 1, 4; sys.exit(worker.main(sys.argv[5:]))"
 )
 
 
@@ -43,9 +42,9 @@ def bench_and_supervisor(shared_work):
 
 def at_work(bench, supervisor, job, before=0):
     """(worker, work-horse), where the only worker's horse (another than `before`) is at this job."""
-    with redis_client.connect(bench.work.redis_address) as client:
+    with redis_client.client(redis_client.read(bench.work.redis_address)) as client:
         found = [(w, h) for w in children(supervisor) for h in children(w) if h != before]
-        status = client.hget(f"rq:job:{rq_jobs.job_id(bench.evaluation, job)}", "status")
+        status = client.hget(f"rq:job:{bench.queue.job_id(job)}", "status")
     # the horse of an earlier job may have ended, and this one's begun, between the two looks
     return found[0] if found and status == b"started" else None
 
@@ -68,10 +67,11 @@ def test_a_job_leaves_its_outcome_once(bench_and_supervisor):
     bench, _ = bench_and_supervisor
     bench.enqueue("plain")
     wait_until(lambda: bench.failed("plain"))
-    wait_until(lambda: "plain" not in bench.queue.known())
     first = bench.paths.outcome("failed", "plain").stat().st_mtime_ns
+    wait_until(lambda: bench.gone("plain"))
     bench.enqueue("plain")
-    wait_until(lambda: "plain" not in bench.queue.known())
+    bench.enqueue("later")
+    wait_until(lambda: bench.failed("later"))
     assert bench.paths.outcome("failed", "plain").stat().st_mtime_ns == first
 
 
@@ -104,13 +104,14 @@ def test_a_job_waits_for_storage_that_is_away_and_has_not_failed(bench_and_super
         umount(bench.paths.specs)
         wait_until(lambda: bench.failed(name))
     assert "Transport endpoint" not in bench.failed(name).error
-    assert name not in bench.queue.failed()
+    wait_until(lambda: bench.gone(name))
+    assert bench.why(name) == ""
 
 
 @pytest.mark.parametrize("victim", ["work-horse", "worker"])
 def test_a_killed_process_loses_no_job_and_one_that_kills_thrice_is_given_up(bench_and_supervisor, victim):
-    """kill -9: the job is run again within the recovery time, by another worker if need be, else before those that wait. The
-    third time is a failure with a reason; where no process is left to write the outcome, the queue itself has both.
+    """kill -9: the job is run again, at once before those that wait, or by another worker where its own died. The third time
+    is a failure with a reason; where no process is left to write the outcome, the queue itself has it.
     """
     bench, process = bench_and_supervisor
     name, newer = f"deadly to its {victim}", f"newer than that of a {victim}"
@@ -120,17 +121,20 @@ def test_a_killed_process_loses_no_job_and_one_that_kills_thrice_is_given_up(ben
         bench.enqueue(newer)
     for _ in range(2):
         os.kill(worker if victim == "worker" else horse, signal.SIGKILL)
+        if victim == "worker":
+            wait_until(lambda: bench.gone(name))
+            assert bench.why(name) == ""
+            bench.queue.enqueue(name, bench.paths.spec(name))  # as the coordinator does
         again, horse = busy_worker(bench, process.pid, name, before=horse)
         assert (again == worker) == (victim == "work-horse")
         assert bench.failed(newer) is None
         worker = again
     os.kill(worker if victim == "worker" else horse, signal.SIGKILL)
-    wait_until(lambda: name in bench.queue.failed())
+    wait_until(lambda: bench.gone(name) and bench.why(name))
     failed = bench.failed(name)
     if victim == "worker":
         assert failed is None
-        assert name not in bench.queue.known()
-        assert "its worker died 3 times" in bench.queue.failed()[name]
+        assert "its worker died 3 times" in bench.why(name)
     else:
         assert (failed.job, failed.blame, failed.entry) == ("score", "retry", 0)
         assert "died" in failed.error
@@ -144,35 +148,12 @@ def test_an_hour_between_two_clocks_takes_no_job_from_a_living_worker(bench_and_
     busy = busy_worker(bench, process.pid, "hour")
     true = rq.registry.current_timestamp
     monkeypatch.setattr(rq.registry, "current_timestamp", lambda: true() + 3600)
-    client = redis_client.connect(bench.work.redis_address)
-    queue = rq_jobs.open_queue(client, bench.evaluation)
-    for _ in range(3):
-        wait_until(lambda: not client.exists(f"{queue.key}:recovering"))
-        bench.queue.recover()
-    assert queue.count == 0
-    assert bench.queue.known() == ("hour",)
+    assert not bench.gone("hour")
+    bench.queue.enqueue("hour", bench.paths.spec("hour"))
+    assert bench.opened().count == 0
     assert busy_worker(bench, process.pid, "hour") == busy
     bench.let_go("hour")
     wait_until(lambda: bench.failed("hour"))
-
-
-def test_a_look_for_dead_workers_that_took_too_long_leaves_the_guard_to_another(
-    bench_and_supervisor, monkeypatch
-):
-    """Else a third process would look beside the second, and both queue a job again."""
-    bench, _ = bench_and_supervisor
-    client = redis_client.connect(bench.work.redis_address)
-    guard = f"{rq_jobs.open_queue(client, bench.evaluation).key}:recovering"
-    looks = rq.intermediate_queue.IntermediateQueue.get_job_ids
-
-    def late(queue):
-        client.set(guard, "another's", px=60_000)
-        return looks(queue)
-
-    monkeypatch.setattr(rq.intermediate_queue.IntermediateQueue, "get_job_ids", late)
-    wait_until(lambda: not client.exists(guard))
-    bench.queue.recover()
-    assert client.getdel(guard) == b"another's"
 
 
 def test_nothing_in_redis_names_what_a_worker_runs_or_commands_it(bench_and_supervisor, tmp_path):
@@ -180,8 +161,8 @@ def test_nothing_in_redis_names_what_a_worker_runs_or_commands_it(bench_and_supe
     server, hold for no worker of evalspan.
     """
     bench, process = bench_and_supervisor
-    client = redis_client.connect(bench.work.redis_address)
-    queue = Queue(rq_jobs.queue_name(bench.evaluation), connection=client, serializer="json")
+    client = redis_client.client(redis_client.read(bench.work.redis_address))
+    queue = bench.opened()
     touched = tmp_path / "touched"
     client.set("rq:suspended", 1)
     try:
@@ -205,8 +186,7 @@ def test_a_spec_that_is_not_run_ends_with_the_reason(bench_and_supervisor):
     path = bench.write_spec("another version")
     path.write_text('{"kind": "score", "version": 99}')
     bench.queue.enqueue("another version", path)
-    wait_until(lambda: "another version" not in bench.queue.known())
-    assert "another version" in bench.queue.failed()
+    wait_until(lambda: bench.why("another version"))
 
 
 def test_no_password_on_a_command_line(bench_and_supervisor):
@@ -220,15 +200,16 @@ def test_no_password_on_a_command_line(bench_and_supervisor):
 
 
 def test_enqueuing_twice_is_once(shared_work):
-    """A queued job is not queued again; any name comes back; what is removed leaves nothing."""
+    """A queued job is not queued again, whatever its name; what is removed leaves nothing."""
     bench = Bench(shared_work, f"e/{uuid.uuid4().hex}".replace("/", "_"))
     names = ["execute-mmlu_x:y-0", "score é|1", "a_5Fb"]
     for name in [*names, *names]:
         bench.enqueue(name)
-    assert bench.queue.known() == tuple(sorted(names))
+    assert bench.opened().count == len(names)
+    assert bench.queue.gone([*names, "never"]) == {"never": ""}
     bench.queue.remove()
-    assert bench.queue.known() == ()
-    with redis_client.connect(shared_work.redis_address) as client:
+    assert bench.queue.gone(names).keys() == {*names}
+    with redis_client.client(redis_client.read(shared_work.redis_address)) as client:
         assert not list(client.scan_iter(match=f"rq:*{bench.evaluation}*"))
 
 
@@ -237,27 +218,25 @@ def test_what_comes_first_is_ahead_of_those_that_wait(shared_work):
     bench = Bench(shared_work, uuid.uuid4().hex)
     for name, first in (("a", False), ("b", False), ("long", True)):
         bench.queue.enqueue(name, bench.write_spec(name), first=first)
-    queue = rq_jobs.open_queue(redis_client.connect(shared_work.redis_address), bench.evaluation)
-    assert queue.job_ids == [rq_jobs.job_id(bench.evaluation, name) for name in ("long", "a", "b")]
+    assert bench.opened().job_ids == [bench.queue.job_id(name) for name in ("long", "a", "b")]
     bench.queue.remove()
 
 
-def test_a_job_lost_between_queue_and_worker_returns(shared_work, monkeypatch):
-    """A worker that died with a job popped and not begun: the job is known all the while, and queued again once, a
-    minute after it was first seen so.
-    """
+def test_a_job_that_redis_lost_or_holds_in_part_is_enqueued_afresh(shared_work):
+    """A worker that died with a job popped and not begun; a record of which a heartbeat left a part in an emptied Redis."""
     bench = Bench(shared_work, uuid.uuid4().hex)
-    bench.enqueue("popped")
-    client = redis_client.connect(shared_work.redis_address)
-    queue = rq_jobs.open_queue(client, bench.evaluation)
+    queue = bench.opened()
+    client, record = queue.connection, f"rq:job:{bench.queue.job_id('lost')}"
+    bench.enqueue("lost")
     client.lmove(queue.key, queue.intermediate_queue_key)
-    later = now() + timedelta(minutes=2)
-    for moment, waiting in ((now(), 0), (now(), 0), (later, 1), (later, 1)):
-        monkeypatch.setattr(rq.intermediate_queue, "now", lambda moment=moment: moment)
-        bench.queue.recover()
-        assert bench.queue.known() == ("popped",)
-        assert queue.count == waiting
-    assert rq_jobs.popped_ids(queue) == []
+    for damage in (lambda: None, lambda: client.hdel(record, *client.hkeys(record)[1:])):
+        damage()
+        client.delete(queue.key)
+        assert bench.queue.gone(["lost"]) == {"lost": ""}
+        bench.enqueue("lost")
+        assert bench.queue.gone(["lost"]) == {}
+        assert queue.count == 1
+    client.hset(f"rq:execution:{bench.queue.job_id('lost')}:e", "last_heartbeat", "9")
     bench.queue.remove()
     assert not list(client.scan_iter(match=f"rq:*{bench.evaluation}*"))
 
@@ -268,10 +247,10 @@ def test_a_job_ended_at_its_deadline_is_not_tried_again(shared_work, late):
     bench = Bench(shared_work, uuid.uuid4().hex)
     path = bench.write_spec("slow")
     bench.queue.enqueue("slow", path)
-    queue = rq_jobs.open_queue(redis_client.connect(shared_work.redis_address), bench.evaluation)
+    queue = bench.opened()
     made = worker.MetricWorker(queue)
     made._spec = ScoreSpec.model_validate_json(path.read_bytes())
-    job = queue.fetch_job(rq_jobs.job_id(bench.evaluation, "slow"))
+    job = queue.fetch_job(bench.queue.job_id("slow"))
     job.started_at = now()
     job.ended_at = now() + timedelta(seconds=worker.deadline_seconds(made._spec) * 1.1 if late else 1.0)
     made._on_killed_horse(job, None, signal.SIGKILL, None)
@@ -280,29 +259,6 @@ def test_a_job_ended_at_its_deadline_is_not_tried_again(shared_work, late):
     assert (failed is not None) is late
     assert failed is None or "took longer" in failed.error
     bench.queue.remove()
-
-
-def test_what_a_wiped_redis_holds_in_part_is_no_obstacle(shared_work):
-    """A heartbeat that came after Redis was emptied leaves an execution without a beginning: the job is enqueued afresh,
-    and nothing of it stays behind."""
-    bench = Bench(shared_work, uuid.uuid4().hex)
-    bench.enqueue("half")
-    client = redis_client.connect(shared_work.redis_address)
-    queue = rq_jobs.open_queue(client, bench.evaluation)
-    rq_id = rq_jobs.job_id(bench.evaluation, "half")
-    client.lrem(queue.key, 0, rq_id)
-    client.zadd(f"rq:executions:{rq_id}", {"e1": 9e9})
-    client.hset(f"rq:execution:{rq_id}:e1", "last_heartbeat", "9")
-    bench.enqueue("half")
-    assert bench.queue.known() == ("half",)
-    client.zadd(f"rq:executions:{rq_id}", {"e2": 9e9})  # its execution has expired
-    client.lrem(queue.key, 0, rq_id)
-    bench.enqueue("half")
-    assert bench.queue.known() == ("half",)
-    client.zadd(f"rq:executions:{rq_id}", {"e3": 9e9})
-    client.hset(f"rq:execution:{rq_id}:e3", "last_heartbeat", "9")
-    bench.queue.remove()
-    assert not list(client.scan_iter(match=f"rq:*{bench.evaluation}*"))
 
 
 def test_a_metric_that_ignores_signals_is_ended_from_outside_and_the_job_goes_on(bench_and_supervisor):
@@ -360,7 +316,7 @@ def test_workers_end_where_no_coordinator_comes_back_and_nothing_of_an_evaluatio
             assert process.poll() is None
         assert process.wait(60) == 0
     assert "cannot be imported" not in (bench.paths.logs / "worker.log").read_text()
-    with redis_client.connect(shared_work.redis_address) as client:
+    with redis_client.client(redis_client.read(shared_work.redis_address)) as client:
         name = bench.evaluation.encode()
         assert [key for key in client.scan_iter() if name in key]
         bench.queue.remove()
@@ -380,7 +336,7 @@ def test_redis_restarted_empty_in_mid_job(work):
             writer = bench.read_by_job("during")
             kill(server)
             server.ensure()
-            assert bench.queue.known() == ()
+            assert bench.gone("during")
             assert children(worker) == [horse]
             bench.let_go("during")
             os.close(writer)

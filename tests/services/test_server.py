@@ -24,7 +24,7 @@ from coordinator.services.metric_queue import MetricQueue
 from coordinator.services.redis_server import RedisServer, SiteRedis, acl_text, check, local_address_towards
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.queue import redis_client
-from evaljobs.queue.redis_client import QueueUnavailable, RedisAddress
+from evaljobs.queue.redis_client import Link, QueueUnavailable, RedisAddress, explained
 from evaljobs.queue.work_queue import QueuedShard, WorkQueue
 
 PASSWORD = "secret"  # noqa: S105
@@ -152,7 +152,7 @@ def test_a_killed_server_returns_empty_and_with_another_password_and_queues_foll
         check(address.model_copy(update={"port": again.port}))
     assert "Redis had ended: it is started again" in caplog.text
     assert redis_client.client(again).get("evalspan:lost") is None
-    queue = WorkQueue.connect(work.redis_address, "e")
+    queue = WorkQueue(Link(work.redis_address), "e")
     for epoch in ("1", "2"):
         queue.fill({"a": [QueuedShard(shard="x", rank=0, seconds=1)]}, epoch)
         assert queue.claim("t", "a").shard == "x"
@@ -164,9 +164,9 @@ def test_a_frozen_server_is_an_error_within_seconds(server):
     address, pid = server.ensure(), server.pid()
     os.kill(pid, signal.SIGSTOP)
     try:
-        queue = WorkQueue(redis_client.client(address, seconds=0.2), "e", address=address)
-        with pytest.raises(QueueUnavailable, match="does not answer in time"):
-            queue.snapshot()
+        client = redis_client.client(address, seconds=0.2)
+        with pytest.raises(QueueUnavailable, match="does not answer in time"), explained(address.where):
+            client.ping()
     finally:
         os.kill(pid, signal.SIGCONT)
 
@@ -198,7 +198,7 @@ def test_a_sites_redis_is_checked_and_published(server, tmp_path):
     url = f"redis://{given.username}:{given.password}@127.0.0.1:{given.port}/0"
     site = SiteRedis(work, RedisAddress.from_url(url))
     assert site.ensure() == site.ensure()
-    assert WorkQueue.connect(work.redis_address, "e").snapshot().epoch is None
+    assert WorkQueue(Link(work.redis_address), "e").snapshot().epoch is None
     site.stop()
     assert redis_client.client(given).ping()
     gone = RedisAddress(host="127.0.0.1", port=1, password=PASSWORD)
@@ -279,6 +279,6 @@ def test_all_who_read_the_address_come_through_tls(tls, work):
     """Checked, published, and used by the work queue and the metric queue."""
     settings = tls(work)
     keeper_of(settings, cluster_of(settings)).ensure()
-    assert WorkQueue.connect(work.redis_address, "e").snapshot().epoch is None
-    assert MetricQueue(work.redis_address, "e").known() == ()
+    assert WorkQueue(Link(work.redis_address), "e").snapshot().epoch is None
+    assert MetricQueue(Link(work.redis_address), "e").gone(["score"]) == {"score": ""}
     assert work.redis_address.stat().st_mode & 0o777 == 0o600

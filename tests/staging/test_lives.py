@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from support.node_memory import NodeMemory, flip, names
 
-from evaljobs.staging import clean, copy, precursor, store
+from evaljobs.staging import copy, precursor, store
 from evaljobs.staging.store import NotStaged, reading
 
 WHICH = st.sampled_from([0, 1])
@@ -64,9 +64,19 @@ class Lives(RuleBasedStateMachine):
         for reader in self.readers:
             reader.which = reader.which if reader.which in self.copies else None
 
+    def lose(self, gone):
+        """A precursor whose copy has gone sees it."""
+        for which, holding in list(self.holds):
+            if which in gone:
+                assert holding.slot.lost()
+                assert store.leave(holding.slot, patience=0.0) == 0
+                self.holds.remove((which, holding))
+
     @rule(which=WHICH, prefetches=st.booleans())
     def stage(self, which, prefetches):
-        """A whole copy is used, also a dead precursor's; a damaged one is replaced; unused ones go, but not for a prefetch."""
+        """A whole copy is used, also a dead precursor's; a damaged one is replaced, which ends the precursors that hold it; unused
+        ones go, but not for a prefetch.
+        """
         checkpoint = self.checkpoints[which]
         spec = self.world.spec(checkpoint, share=1.0 if prefetches else None)
         holding = precursor.stage_only(spec)
@@ -74,6 +84,9 @@ class Lives(RuleBasedStateMachine):
         assert (holding.staged.rung, holding.staged.path) == ("shm", str(self.path(which)))
         assert holding.staged.storage_bytes == (0 if whole else checkpoint.bytes)
         assert bool(holding.staged.why) == (which in self.copies and not whole)
+        if which in self.copies and not whole:
+            self.lose({which})
+            self.remain(set(self.copies) - {which})
         self.holds.append((which, holding))
         self.remain(set(self.copies) if prefetches else self.used())
         self.copies[which] = True
@@ -132,17 +145,13 @@ class Lives(RuleBasedStateMachine):
 
     @rule(everything=st.booleans())
     def clean(self, everything):
-        """What is used stays, but for `--all`; a precursor whose copy has gone sees it."""
-        done = clean.clean(self.world.root, everything=everything, patience=0.0)
+        """What is used stays, but for `--all`."""
+        done = store.clean(self.world.root, everything=everything, patience=0.0)
         gone = {one for one in self.copies if everything or one not in self.used()}
         assert done["problems"] == []
         assert set(done["removed"]) == {self.checkpoints[one].digest for one in gone}
         assert set(done["kept"]) == {self.checkpoints[one].digest for one in self.copies.keys() - gone}
-        for which, holding in list(self.holds):
-            if which in gone:
-                assert holding.slot.lost()
-                assert store.leave(holding.slot, patience=0.0) == 0
-                self.holds.remove((which, holding))
+        self.lose(gone)
         self.remain(self.copies.keys() - gone)
 
     @invariant()
@@ -174,7 +183,7 @@ def test_a_file_by_a_name_that_we_do_not_give_stays(world):
     """`clean` and a precursor that clears leave it alone, and the first reports it."""
     holding = precursor.stage_only(world.spec(world.checkpoint()))
     (world.home / "notes.txt").write_text("mine")
-    assert clean.clean_main(["--root", str(world.root)]) == 1
+    assert store.clean_main(["--root", str(world.root)]) == 1
     precursor.clear(holding, "test")
     assert (world.home / "notes.txt").read_text() == "mine"
 
@@ -270,5 +279,5 @@ def test_killed_anywhere_a_successor_completes_exactly_and_clean_leaves_nothing(
             assert holding.staged.rung == "shm", f"step {step}: {holding.staged.why}"
             assert world.copy_is_exact(checkpoint), f"step {step}"
             precursor.clear(holding, "test")
-        assert clean.clean(world.root)["problems"] == []
+        assert store.clean(world.root)["problems"] == []
         assert world.nothing_left(), f"step {step}: {names(world.root)}"

@@ -20,8 +20,8 @@ from evaljobs.contract.outcomes import Staged
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import CheckpointSpec, StageSpec
 from evaljobs.errors import OperatorError
-from evaljobs.scoring.supervisor import MUTE_RENEWALS, Supervisor
-from evaljobs.staging import capacity, clean, node_probe, precursor, segments
+from evaljobs.scoring.worker import MUTE_RENEWALS, Supervisor
+from evaljobs.staging import capacity, node_probe, precursor, segments, store
 from evaljobs.staging.capacity import V1, V2
 from evaljobs.staging.coordinator_lease import CoordinatorLease
 from evaljobs.staging.precursor import RELEASED, Holding, hold
@@ -165,7 +165,7 @@ def holding(folder, lease):
 @pytest.mark.parametrize("who", ["a precursor that clears", "clean"])
 def test_segments_of_the_dead_are_swept(who, dead, tmp_path):
     if who == "clean":
-        assert clean.clean_main(["--root", str(tmp_path)]) == 0
+        assert store.clean_main(["--root", str(tmp_path)]) == 0
     else:
         precursor.clear(holding(tmp_path, tmp_path / "lease"), "released")
     assert not dead.exists()
@@ -189,48 +189,24 @@ class Storage:
         fresh.replace(self.path)
 
 
-class Looks(threading.Event):
-    """A stop that is never set; the storage is back after the third look at it."""
-
-    def __init__(self, storage, released):
-        super().__init__()
-        self.storage, self.released, self.count = storage, released, 0
-
-    def wait(self, timeout=None):  # noqa: ARG002 (threading's name)
-        self.count += 1
-        assert self.count < 10, "the release was not seen"
-        if self.count == 3:
-            self.storage.back()
-            self.released.parent.mkdir(parents=True)
-            self.released.touch()
-        return False
-
-
 @pytest.fixture
 def storage(tmp_path):
     return Storage(tmp_path)
 
 
-def test_a_precursor_holds_on_until_storage_shows_its_release(storage, tmp_path):
-    """Weights stay where they are while the release file cannot be looked for."""
-    held = holding(storage.path, tmp_path / "lease")
-    Path(held.spec.lease_file).touch()
-    looks = Looks(storage, EvaluationPaths(storage.path).release_file(held.spec.name))
-    assert hold(held, looks) == RELEASED
-    assert looks.count == 3
-
-
-def test_workers_work_on_until_storage_shows_their_stop(storage):
-    """The supervisor's look at its stop file."""
-    options = argparse.Namespace(
-        stop_file=storage.path / "stop", lease_file=storage.path / "lease", lease_seconds=900.0
-    )
-    supervisor = Supervisor(options, lambda: None)
-    assert not supervisor._over()
+def test_an_error_of_storage_is_no_release_of_weights_and_no_stop_of_workers(storage, tmp_path):
+    """A precursor holds on, and workers work on, until storage shows the file that ends them."""
+    held, stop = holding(storage.path, tmp_path / "lease"), threading.Event()
+    lease, release = Path(held.spec.lease_file), EvaluationPaths(storage.path).release_file(held.spec.name)
+    supervisor = Supervisor(argparse.Namespace(stop_file=release, lease_file=lease, lease_seconds=900.0))
+    lease.touch()
+    stop.set()
+    assert (hold(held, stop), supervisor._over()) == ("terminated", False)
     storage.back()
-    assert not supervisor._over()
-    options.stop_file.touch()
-    assert supervisor._over()
+    release.parent.mkdir(parents=True)
+    assert (hold(held, stop), supervisor._over()) == ("terminated", False)
+    release.touch()
+    assert (hold(held, stop), supervisor._over()) == (RELEASED, True)
 
 
 def test_workers_that_do_not_reach_the_redis_of_a_living_coordinator_end_and_say_so(tmp_path, caplog):
@@ -240,7 +216,7 @@ def test_workers_that_do_not_reach_the_redis_of_a_living_coordinator_end_and_say
     options = argparse.Namespace(
         stop_file=None, lease_file=lease, lease_seconds=900.0, redis_file=tmp_path / "address", queue="e"
     )
-    supervisor = Supervisor(options, lambda: None)
+    supervisor = Supervisor(options)
     for look in range(1, 10):
         supervisor._look(float(10 * look))
         assert not supervisor._over()

@@ -18,7 +18,7 @@ from support.with_root import USER, as_user, small_disk
 from coordinator import hook
 from coordinator.intake.checkpoint import inspect
 from evaljobs.contract.outcomes import Cleared, Failed
-from evaljobs.staging import clean, copy, precursor, store
+from evaljobs.staging import copy, precursor, store
 from evaljobs.staging.copy import hash_file
 from evaljobs.staging.fingerprint import SAVE_SUMS
 from evaljobs.staging.store import reading
@@ -80,8 +80,8 @@ def test_it_clears_and_ends_by_itself(world, how, reason):
     if how == "SIGTERM":
         process.send_signal(signal.SIGTERM)
     elif how == "clean --all":
-        assert clean.clean(world.root)["removed"] == []
-        assert len(clean.clean(world.root, everything=True)["removed"]) == 1
+        assert store.clean(world.root)["removed"] == []
+        assert len(store.clean(world.root, everything=True)["removed"]) == 1
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     cleared = world.outcome("cleared")
@@ -216,7 +216,7 @@ def test_an_ordinary_user_stages_reads_and_clears(shared):
         with reading(holding.staged.path):
             assert shared.copy_is_exact(checkpoint)
         precursor.clear(holding, "test")
-        assert clean.clean(shared.root, everything=True)["problems"] == []
+        assert store.clean(shared.root, everything=True)["problems"] == []
         (Path(checkpoint.source) / "model-00002-of-00003.safetensors").chmod(0)
         assert precursor.main(shared.spec(checkpoint)) == 1
         assert "give this user the right to" in failed(shared).error
@@ -242,7 +242,7 @@ def test_what_others_planted_is_named_and_left_alone(shared, kind, said):
         holding = precursor.stage_only(shared.spec(checkpoint))
         assert (holding.staged.rung, holding.staged.path) == ("storage", checkpoint.source)
         assert said in holding.staged.why
-        (problem,) = clean.clean(shared.root, everything=True)["problems"]
+        (problem,) = store.clean(shared.root, everything=True)["problems"]
         assert problem in holding.staged.why
         precursor.clear(holding, "test")
 

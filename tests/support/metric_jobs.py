@@ -15,11 +15,14 @@ from dataclasses import dataclass
 
 from dev_cluster import procs
 from dev_cluster.testing import wait_until
+from rq import Queue
+from rq.serializers import JSONSerializer
 
 from coordinator.services.metric_queue import MetricQueue
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths, request_set_manifest
 from evaljobs.contract.storage import read_record, write_atomic
+from evaljobs.queue import redis_client
 from support.exactness.pipeline import score_spec
 
 
@@ -34,7 +37,7 @@ class Bench:
         self.paths = EvaluationPaths(self.work.root / self.evaluation)
         for folder in self.paths.folders():
             folder.mkdir(parents=True, exist_ok=True)
-        self.queue = MetricQueue(self.work.redis_address, self.evaluation)
+        self.queue = MetricQueue(redis_client.Link(self.work.redis_address), self.evaluation)
 
     def write_spec(self, name, *, held=False, item_seconds=60.0):
         """A score of a request set that is empty, or (`held`) a pipe without a writer."""
@@ -78,6 +81,17 @@ class Bench:
         broken.replace(manifest)
         os.write(descriptor, b"{}")
         os.close(descriptor)
+
+    def opened(self):
+        """RQ's own queue."""
+        client = redis_client.client(redis_client.read(self.work.redis_address))
+        return Queue(redis_client.metric_queue(self.evaluation), connection=client, serializer=JSONSerializer)
+
+    def gone(self, name):
+        return name in self.queue.gone([name])
+
+    def why(self, name):
+        return self.queue.gone([name]).get(name, "")
 
     def failed(self, name):
         with suppress(FileNotFoundError):

@@ -28,6 +28,7 @@ from evaljobs.contract import specs
 from evaljobs.contract.names import Cut, ShardId
 from evaljobs.contract.paths import EvaluationPaths, batch_index_file, entry_manifest, request_set_manifest
 from evaljobs.contract.storage import FrameWriter, write_outcome, write_record
+from evaljobs.queue.redis_client import Link
 from evaljobs.queue.work_queue import WorkQueue
 from support.goldens import HERE
 
@@ -356,7 +357,7 @@ class PlayedSite:
     def infer(self, spec, lane, node):
         """Answer an even share of what is queued. False: more may come."""
         paths = EvaluationPaths(spec.evaluation_dir)
-        queue = WorkQueue.connect(Path(spec.redis_file), spec.evaluation_id)
+        queue = WorkQueue(Link(Path(spec.redis_file)), spec.evaluation_id)
         if spec.batch_size == "auto" and not paths.outcome("probed", lane.trial).exists():
             write_outcome(paths, out.Probed(name=lane.trial, batch_size=16, token_budget=8192))
             return False

@@ -18,6 +18,7 @@ from evaljobs.contract.specs import (
     TrialSpec,
 )
 from evaljobs.contract.storage import read_frames, read_record, write_record
+from evaljobs.queue.redis_client import Link
 from evaljobs.queue.work_queue import QueuedShard, WorkQueue
 from evaljobs.requests import build as requests
 
@@ -55,7 +56,7 @@ class Evaluation:
     def __init__(self, work, model, name, task=TASK, **suite):
         self.work, self.model, self.name = work, model, name
         self.paths = work.evaluation(name)
-        self.queue = WorkQueue.connect(work.redis_address, name)
+        self.queue = WorkQueue(Link(work.redis_address), name)
         asked = zlib.crc32(repr((task, str(model), suite)).encode())  # tests of the same requests share them
         self.sets = built(task, model, self.paths.root, work.request_sets / f"{asked:x}", **suite)
         index = read_record(batch_index_file(self.sets[task], 2), BatchIndex)

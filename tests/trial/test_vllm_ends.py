@@ -18,6 +18,7 @@ from dev_cluster.testing import wait_until
 from evaljobs.contract.outcomes import TrialEnded
 from evaljobs.contract.specs import LaneSpec, ModelOptions, TrialSpec
 from evaljobs.contract.storage import read_record, write_record
+from evaljobs.queue.redis_client import Link
 from evaljobs.queue.work_queue import WorkQueue
 from evaljobs.staging import segments
 
@@ -31,7 +32,7 @@ class Running:
 
     def __init__(self, work, model, name, folder, *, hangs=False):
         self.paths = work.evaluation(name)
-        self.queue = WorkQueue.connect(work.redis_address, name)
+        self.queue = WorkQueue(Link(work.redis_address), name)
         options = ModelOptions(engine="vllm", model_args={"tensor_parallel_size": 2}, threads=1)
         spec = TrialSpec(
             name="trial",

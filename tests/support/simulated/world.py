@@ -227,8 +227,8 @@ class World(Cluster):
                 del self.queue[shard]
             if stray := detect.stray_shards(self.state, self.queue, self.claims):
                 self.tell(ev.ShardsStray, shards=stray)
-        missing = detect.missing_metrics(self.state, self.rq, 5.0, self.now)
-        self.take(detect.metric_events(missing, self.given_up, self.now))
+        gone = {n: self.given_up.get(n, "") for n in self.state.scoring.outstanding if n not in self.rq}
+        self.take(detect.metric_events(self.state, gone, self.seen, 5.0, self.now))
         self.nodes()
         self.submit_called()
         have = {node for node, _ in self.memory}
