@@ -498,9 +498,9 @@ def series(
     evaluation, or there are both modes.
     """
     known = work_folder.load(config, work_dir, settings, makes=False)
-    found = load_series.find_series(known.work_dir, str(folder), suite, mixed=mixed, dense=dense)
-    points = make_series(found).points
-    return [row for point in points for row in rows_of(point, point.mode)]
+    found = load_series.find_series(known.work_dir, str(folder), suite, mixed=mixed)
+    points = make_series(found).shown(dense=dense).points
+    return [row for point in points for row in rows_of(point)]
 
 
 def _found(settings: Config, evaluation: str) -> Results:

@@ -105,12 +105,12 @@ class Diagnose(Printed):
         return None
 
     def _evaluation(self, name: str) -> None:
+        from coordinator.report.load_series import read_document
         from coordinator.runtime.causes import failures, of_outcome, of_trial
         from coordinator.runtime.summaries import find_folder
-        from coordinator.runtime.summary import died
 
         paths = find_folder(self.there(), name)
-        found = {job: of_trial(paths, job, state) for job, state in died(paths).items()}
+        found = {job: of_trial(paths, job, state) for job, state in read_document(paths).died.items()}
         found |= {job: of_outcome(outcome) for job, outcome in failures(paths).items()}
         if self.as_json:
             return show_json({job: one.model_dump() for job, one in found.items()})

@@ -147,7 +147,7 @@ def _show(typed: Printed, found: Results, *, verbose: bool) -> None:
         show_json({**found.raw, "evalspan": {**found.raw.get("evalspan", {}), **changed}})
     else:
         ran = not found.note and found.makespan_seconds is not None
-        job = failed_job(EvaluationPaths(found.folder), found.failed.values())
+        job = failed_job(EvaluationPaths(found.folder), found)
         show(
             stdout(), found.report, found.raw, found.gpu_hour_price, ran=ran, verbose=verbose, failed_job=job
         )

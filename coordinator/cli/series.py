@@ -32,7 +32,8 @@ from coordinator.errors import EvalspanError, OperatorError
 if TYPE_CHECKING:
     from coordinator.config.schema import Config
     from coordinator.page.read import Contents
-    from coordinator.report.learning_curves import Point, Series
+    from coordinator.report.learning_curves import Series
+    from coordinator.report.scores import Evaluation, Head
     from coordinator.report.training import Training
 
 FILES = ("csv", "json")  # formats of `export` that are one file
@@ -58,32 +59,32 @@ class _Scores(Where):
         if (self.evaluation is None) == (self.series is None):
             raise OperatorError("name an evaluation, or say --series FOLDER")
 
-    def found(self, settings: Config, dense: bool | None) -> list[Point]:
-        from coordinator.report.load_series import find_series, point_of
-        from coordinator.runtime.summaries import find_record
+    def heads(self, settings: Config) -> list[Head]:
+        """The evaluations of the series."""
+        from coordinator.report.load_series import find_heads
 
-        if self.series is not None:
-            return find_series(settings.work_dir, self.series, self.suite, mixed=self.mixed, dense=dense)
-        record, paths = find_record(settings, self.evaluation or "")
-        return [point_of(paths, record, dense=dense)]
+        return find_heads(settings.work_dir, self.series or "", self.suite, mixed=self.mixed)
 
-    def made(self, settings: Config, dense: bool | None) -> tuple[Series, list[Training]]:
-        """The series of all that was asked for, and how each training stands."""
+    def made(self, settings: Config, *, scores: bool, dense: bool) -> tuple[Series, list[Training]]:
+        """The series of all that was asked for, and how each training stands. `scores`: are those of the points needed?"""
         from coordinator.report import trainings
-        from coordinator.report.load_series import is_folder
-        from coordinator.report.sampling import series_of
+        from coordinator.report.load_series import documents, is_folder, read_document
+        from coordinator.runtime.summaries import find_folder
 
-        shown = self.series is not None and sys.stderr.isatty()
+        if self.series is None:
+            one = read_document(find_folder(settings, self.evaluation or ""))
+            return trainings.series_of([one], settings).shown(dense=dense), []
+        shown = sys.stderr.isatty()
         with TerminalMessages().busy("reading and comparing the checkpoints") if shown else nullcontext():
-            points = self.found(settings, dense)
-            each = trainings.by_training(points) if self.series else {}
-            made = (
-                [trainings.judge(settings, of, whole=is_folder(self.series or "")) for of in each.values()]
-                if not dense
-                else []
-            )
-            series = made[0][1] if len(made) == 1 else series_of(points, settings)
-        return series, [training for training, _ in made]
+            heads = self.heads(settings)
+            made = [
+                trainings.judge(settings, of, whole=is_folder(self.series), scores=scores)
+                for of in trainings.by_training(heads).values()
+            ]
+            series = made[0][1]
+            if len(made) > 1:
+                series = trainings.series_of(documents(settings.work_dir, heads), settings)
+        return series.shown(dense=dense), [training for training, _ in made]
 
 
 @command()
@@ -112,7 +113,8 @@ class Report(_Scores, Printed):
         if self.html is not None or self.trace is not None:
             self._write(settings)
         elif self.series is not None or self.as_csv:
-            self._show_series(*self.made(settings, self.dense))
+            scores = self.as_csv or self.as_json
+            self._show_series(*self.made(settings, scores=scores, dense=self.dense))
         else:
             self._show(settings)
 
@@ -130,7 +132,7 @@ class Report(_Scores, Printed):
                 self.html,
                 read.of_evaluation(settings, name)
                 if one
-                else read.of_trainings(settings, self.found(settings, self.dense), self.series or ""),
+                else read.of_trainings(settings, self.heads(settings), self.series or "", dense=self.dense),
             )
         if self.trace is not None:
             write_trace(settings, name, self.trace)
@@ -152,22 +154,22 @@ class Report(_Scores, Printed):
     def _show(self, settings: Config) -> None:
         from coordinator import api
         from coordinator.cli.screen.mornings import lines_of
-        from coordinator.report.columns import with_signals
         from coordinator.report.render import show
+        from coordinator.report.scores import with_signals
         from coordinator.report.tables import print_parts
-        from coordinator.runtime.summary import failed_job, read_evaluation
+        from coordinator.runtime.summary import failed_job
         from evaljobs.contract.paths import EvaluationPaths
 
         found = api.results(self.evaluation or "", config=self.config, work_dir=self.work_dir)
         made, results = found.report, found.raw
-        if self.dense and (record := read_evaluation(EvaluationPaths(found.folder))) is not None:
-            results = with_signals(EvaluationPaths(found.folder), record, results)
+        if self.dense:
+            results = with_signals(results)
         if self.as_json:
             more = {key: results.get(key, {}) for key in OF_SCORES}
             show_json({**made.model_dump(mode="json"), "scores": results.get("results", {}), **more})
         else:
             known = made.makespan_seconds is not None
-            job = failed_job(EvaluationPaths(found.folder), found.failed.values())
+            job = failed_job(EvaluationPaths(found.folder), found)
             price = settings.gpu_hour_price
             show(stdout(), made, results, price, ran=known, verbose=self.verbose, failed_job=job)
             print_parts(stdout(), *lines_of(settings, made.evaluation_id))
@@ -212,7 +214,7 @@ class Export(_Scores):
             # W&B syncs only the last of several offline runs of one id: write the whole training
             record, _ = find_record(settings, self.evaluation)
             self.series, self.suite = str(Path(record.checkpoint.announced).parent), record.suite.name
-        found, _ = self.made(settings, self.to in FILES or None)
+        found, _ = self.made(settings, scores=True, dense=True)
         done = [p for p in found.points if p.status not in ("open", "unreadable")]
         if not done:
             raise OperatorError("none of these evaluations has ended yet: there is nothing to export")
@@ -227,7 +229,7 @@ class Export(_Scores):
         if running := len(found.points) - len(done):
             typer.echo(f"{running} still running: export again when they have ended", err=True)
 
-    def _write(self, to: str, settings: Config, found: Series, done: list[Point]) -> list[Path]:
+    def _write(self, to: str, settings: Config, found: Series, done: list[Evaluation]) -> list[Path]:
         """Files and folders written below `out`, or the file `out`; none where it is None: standard output."""
         from coordinator.report.learning_curves import to_csv, to_json
         from coordinator.trackers import TRACKERS, export_points, lm_eval_files, parquet_file

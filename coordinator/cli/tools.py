@@ -220,7 +220,7 @@ class Compare(Printed):
         from coordinator.cli.series import write_page
         from coordinator.page import read
         from coordinator.report.comparisons import heads_of, show_comparison
-        from coordinator.report.sampling import compared
+        from coordinator.report.pairs import compared
         from coordinator.report.verdicts import overall_of
         from coordinator.runtime.summaries import find_record
 
@@ -233,7 +233,7 @@ class Compare(Printed):
             )
             return
         ids = [find_record(settings, name)[0].evaluation_id for name in self.evaluations]
-        points, rows, _ = compared(settings.work_dir, ids, mixed=self.mixed, dense=self.dense)
+        points, rows = compared(settings.work_dir, ids, mixed=self.mixed, dense=self.dense)
         heads = heads_of(points)
         if self.as_json:
             known = {"rows": rows, "overall": overall_of(rows), "headings": heads}
@@ -293,7 +293,7 @@ class Diff(Printed):
     csv: bool = flag("Print a line of CSV for each document.", "--csv")
 
     def run(self) -> None:
-        from coordinator.report.columns import columns
+        from coordinator.report.columns import sample_file
         from coordinator.report.flips import COLUMNS, flips
         from coordinator.report.tables import Sheet, print_parts
         from coordinator.runtime.summaries import find_record
@@ -301,7 +301,7 @@ class Diff(Printed):
         settings = self.there()
         found = [find_record(settings, name) for name in (self.first, self.second)]
         for record, paths in found:
-            if columns(paths, record, self.task) is None:
+            if sample_file(paths, self.task) is None:
                 raise OperatorError(
                     f"{record.evaluation_id} has no samples of {self.task}: name one of its leaf tasks "
                     f"(`evalspan report {record.evaluation_id}` lists them), or they were pruned"

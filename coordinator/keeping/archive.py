@@ -22,7 +22,7 @@ from pathlib import Path
 from coordinator.base.isolate import isolated, traceback_of
 from coordinator.report.columns import documents, is_merged
 from coordinator.runtime.journal import alone
-from coordinator.runtime.summary import ended, read_evaluation
+from coordinator.runtime.summary import ended
 from evaljobs.contract.folded import archive_of, file_size, files_in, open_file
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.storage import file_mode, sync_folder
@@ -51,7 +51,7 @@ def archive_ended(paths: EvaluationPaths, most: int = MOST_FILES) -> bool:
         if ended(paths) is None:
             return False
         if not is_merged(paths):
-            documents(paths, read_evaluation(paths))
+            documents(paths)
         if count_files(paths) <= most:
             return False
         write_archive(paths)

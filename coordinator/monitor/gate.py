@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 
@@ -10,9 +10,10 @@ from coordinator.config import toml
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
 from coordinator.evaluation.records import EvaluationRecord
-from coordinator.report.learning_curves import Point, ScoreValue, make_series
+from coordinator.report.learning_curves import current
 from coordinator.report.load_series import find_series
-from coordinator.report.sampling import compared
+from coordinator.report.pairs import compared
+from coordinator.report.scores import Evaluation, ScoreValue
 from coordinator.runtime.summaries import find_record
 from coordinator.verdicts.gate import Policy, Ruling, is_named, judge
 from evaljobs.contract.columns import SIGNALS
@@ -37,39 +38,35 @@ def gate(
         return any(is_named(rule, score.task, f"{score.metric},{score.filter}") for rule in policy.rule)
 
     dense = any((rule.metric or "").partition(",")[0] in SIGNALS for rule in policy.rule)
-    against = baseline_of(settings.work_dir, record, baseline or policy.baseline, counts, dense=dense)
+    against = baseline_of(settings.work_dir, record, baseline or policy.baseline, counts)
     ids = [find_record(settings, name)[0].evaluation_id for name in (against, evaluation)]
-    _, rows, _ = compared(settings.work_dir, ids, mixed=mixed, dense=dense)
+    _, rows = compared(settings.work_dir, ids, mixed=mixed, dense=dense)
     return judge(policy, rows), ids
 
 
 def baseline_of(
-    work_dir: Path, record: EvaluationRecord, name: str, counts: Callable[[ScoreValue], bool], *, dense: bool
+    work_dir: Path, record: EvaluationRecord, name: str, counts: Callable[[ScoreValue], bool]
 ) -> str:
     """The id of the baseline `name`: "previous" or "best" of the earlier checkpoints of the training, or an id itself.
 
-    `counts`: whether a score counts for "best", the highest mean; `dense`: dense signals are asked, too. OperatorError where
-    there is no earlier checkpoint.
+    `counts`: whether a score counts for "best", the highest mean. OperatorError where there is no earlier checkpoint.
     """
     if name not in ("previous", "best"):
         return name
     folder = str(Path(record.checkpoint.announced).parent)
-    dense = dense and name == "best"
-    points = make_series(find_series(work_dir, folder, record.suite.name, mixed=True, dense=dense)).points
-    earlier = _before(points, record.evaluation_id)
+    points = current(find_series(work_dir, folder, record.suite.name, mixed=True))
+    ids = [point.evaluation_id for point in points]
+    place = ids.index(record.evaluation_id) if record.evaluation_id in ids else 0
+    earlier = [point for point in points[:place] if point.scores]
     if not earlier:
         raise OperatorError(
             f"{record.evaluation_id} is the first checkpoint of {folder} with scores, so it has no {name} one: "
             "name a baseline by --baseline ID"
         )
-    return (earlier[-1] if name == "previous" else max(earlier, key=lambda p: _mean(p, counts))).evaluation_id
 
+    def mean(point: Evaluation) -> float:
+        return fmean(
+            [s.value if s.higher_is_better else -s.value for s in point.scores if counts(s)] or [0.0]
+        )
 
-def _before(points: Sequence[Point], evaluation_id: str) -> list[Point]:
-    names = [point.evaluation_id for point in points]
-    place = names.index(evaluation_id) if evaluation_id in names else 0
-    return [point for point in points[:place] if point.scores]
-
-
-def _mean(point: Point, counts: Callable[[ScoreValue], bool]) -> float:
-    return fmean([s.value if s.higher_is_better else -s.value for s in point.scores if counts(s)] or [0.0])
+    return (earlier[-1] if name == "previous" else max(earlier, key=mean)).evaluation_id

@@ -25,7 +25,8 @@ from prometheus_client import Counter as Counted
 from coordinator.base.version import version_text
 from coordinator.errors import OperatorError
 from coordinator.evaluation.state import Phase
-from coordinator.runtime.summary import CAUSES, Summary
+from coordinator.report.gpu_use import CAUSES
+from coordinator.runtime.summary import Summary
 
 if TYPE_CHECKING:
     from coordinator.runtime.loop import Coordinator
@@ -132,7 +133,7 @@ class Metrics:
         """Count evaluations that have ended, and what they cost as far as it is known."""
         for summary in ends:
             self._counters["evaluations_ended"].labels(summary.result).inc()
-            for cause, seconds in summary.gpu_seconds.items():
+            for cause, seconds in summary.causes.items():
                 self._counters["gpu_seconds"].labels(LABELS.get(cause, cause)).inc(seconds)
             self._counters["staged_bytes"].inc(summary.staged_bytes)
             if summary.makespan_seconds is not None:

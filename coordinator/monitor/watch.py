@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 PARKED_SECONDS = 60.0  # after which a parked evaluation is news: a disk that is full for a moment is none
+JUDGED_SECONDS = 60.0  # that news of a drop wait for housekeeping's child to judge the training
+LOOK_SECONDS = 0.5  # between two looks at its file
 FINISH_SECONDS = 5.0  # most that a daemon's end waits for news to be sent
 
 
@@ -90,7 +92,7 @@ class Monitor:
 
     def _tell_ends(self, coordinator: Coordinator, ended: Sequence[Summary]) -> None:
         open_ones = coordinator.evaluations.running.keys() | coordinator.evaluations.parked.keys()
-        ends = {end.evaluation_id: partial(news, self._settings, end) for end in ended}
+        ends = {end.evaluation_id: partial(news, self._settings, end, JUDGED_SECONDS) for end in ended}
         if self._owed is None:
             self._owed = self._written = set(_read(self._work.news))
             left = self._owed - open_ones - ends.keys()
@@ -125,9 +127,15 @@ def _read(path: Path) -> tuple[str, ...]:
         return ()
 
 
-def news(settings: Config, end: Summary) -> Iterable[News]:
+def news(settings: Config, end: Summary, patience: float = 0.0) -> Iterable[News]:
+    """`patience`: seconds that the daemon's child has to judge its training."""
     yield notify.ended(end, notify.gated(settings, end))
-    training = trainings.of_evaluation(settings, end.evaluation_id)
+    until = time.monotonic() + patience
+    while end.scores and time.monotonic() < until:
+        if trainings.read_kept(settings, end.training, [end.evaluation_id]):
+            break
+        time.sleep(LOOK_SECONDS)
+    training = trainings.find_training(settings, end.training, [end.evaluation_id])
     if training and (drops := [d for d in training.drops if d.evaluation_id == end.evaluation_id]):
         yield notify.fell(end, drops, morning(training))
 

@@ -26,8 +26,8 @@ from coordinator.evaluation.events import (
     TrialHung,
 )
 from coordinator.report.gpu_use import slot_word
-from coordinator.report.learning_curves import ScoreValue, scores_of
 from coordinator.report.measurements import Report
+from coordinator.report.scores import ScoreValue, scores_of
 from coordinator.runtime.summary import Summary
 from evaljobs.contract.columns import SUITE_MEAN
 from evaljobs.contract.names import ShardId

@@ -11,8 +11,8 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from coordinator.base.words import about
-from coordinator.evaluation.records import checkpoint_name
-from coordinator.report.learning_curves import MEAN, Curve, Series, labels, top_groups
+from coordinator.report.learning_curves import MEAN, Curve, Series, groups_now
+from coordinator.report.scores import top_groups
 from coordinator.report.training import Training, clauses, drops_of
 from coordinator.report.trainings import Key
 from coordinator.report.verdicts import ALONG
@@ -20,20 +20,12 @@ from coordinator.runtime.summary import Halt, Summary
 
 # fields of a summary in the list of evaluations
 SUMMARY = {
-    "evaluation_id", "suite", "step", "scored", "entries", "shards_done", "shards", "accepted_at", "makespan_seconds", "slot",
+    "evaluation_id", "suite", "step", "scored", "entries", "shards_done", "shards", "accepted_at", "makespan_seconds", "gpu_seconds",
+    "slot",
 }  # fmt: skip
 MOST_LINES = 12  # of a sparkline; with more scores it is the mean
 Find = Callable[[Key, Sequence[Summary]], Training | None]
 """(training, its evaluations that have scores) -> how it stands; None: not known yet."""
-
-
-def training_of(summary: Summary) -> Key:
-    return str(PurePosixPath(summary.checkpoint).parent), summary.suite, summary.mode
-
-
-def label_of(summary: Summary) -> str:
-    """As of a point on a curve."""
-    return str(summary.step) if summary.step is not None else checkpoint_name(summary.checkpoint)
 
 
 def in_order(summaries: Iterable[Summary]) -> list[Summary]:
@@ -68,12 +60,12 @@ class Standing(NamedTuple):
     @property
     def others(self) -> list[str]:
         """Evaluations that are not done, the latest first, each in a few words."""
-        return [f"{label_of(s)} {text}" for s, (word, text) in self._apart() if word != "cancelled"]
+        return [f"{s.label} {text}" for s, (word, text) in self._apart() if word != "cancelled"]
 
     @property
     def states(self) -> list[list[str]]:
         """The same for pages: (evaluation, label, word, text)."""
-        return [[s.evaluation_id, label_of(s), *said] for s, said in self._apart()]
+        return [[s.evaluation_id, s.label, *said] for s, said in self._apart()]
 
     def _apart(self) -> Iterator[tuple[Summary, tuple[str, str]]]:
         for summary in reversed(self.members):
@@ -91,7 +83,7 @@ def trainings_of(
     """Trainings, that with the newest evaluation first; the first `most`."""
     groups: dict[Key, list[tuple[Summary, Halt | None]]] = defaultdict(list)
     for summary, halt in every:
-        groups[training_of(summary)].append((summary, halt))
+        groups[summary.training].append((summary, halt))
     newest_first = sorted(groups, key=lambda key: -max(s.accepted_at for s, _ in groups[key]))
     made = []
     for key in newest_first[:most]:
@@ -117,7 +109,7 @@ def index_data(
         "halted": len(begun) - going,
         "evaluations": [
             s.model_dump(include=SUMMARY)
-            | {"folder": training_of(s)[0], "gpu_seconds": sum(s.gpu_seconds.values()) or None}
+            | {"folder": s.training[0]}
             | dict(zip(("word", "status"), stands[s.evaluation_id], strict=True))
             for s, _ in every
         ],
@@ -138,7 +130,7 @@ def _card(one: Standing, name: str) -> dict[str, Any]:
         "scored": training.scored if training else [],
         "lines": _lines(one.members, training) if training else {},
         "standing": shown(training) if training else None,
-        "gpu_seconds": sum(sum(s.gpu_seconds.values()) for s in one.members),
+        "gpu_seconds": sum(s.gpu_seconds or 0.0 for s in one.members),
         "slot": one.members[-1].slot,
         "states": one.states,
         "accepted_at": one.accepted_at,
@@ -194,8 +186,7 @@ def short_names(folders: Sequence[str]) -> dict[str, str]:
 
 
 def _training(name: str, training: Training, series: Series) -> dict[str, Any]:
-    places = {label: i for i, label in enumerate(labels(series.points))}
-    groups = max(series.points, key=lambda p: (bool(p.scores), p.accepted_at)).groups
+    places = {point.evaluation_id: i for i, point in enumerate(series.points)}
     return {
         "name": name,
         "folder": training.folder,
@@ -205,7 +196,7 @@ def _training(name: str, training: Training, series: Series) -> dict[str, Any]:
         "along": ALONG.format(horizon=series.horizon),
         "points": [{name: getattr(point, name) for name in POINT} for point in series.points],
         "curves": [_columns(curve, places) for curve in (*series.means, *series.curves)],
-        "groups": list(top_groups(groups).items()),
+        "groups": list(top_groups(groups_now(series.points)).items()),
     }
 
 
@@ -213,7 +204,7 @@ def _columns(curve: Curve, places: Mapping[str, int]) -> dict[str, Any]:
     """Columns of a curve. `at`: places of its points in the training, None: all; `marks`: place on the curve -> "!" shows a drop,
     "~" is not comparable, "↓" begins a drop; `drops`: with places on the curve; `documents`: one number where all are alike.
     """
-    at, documents = [places[p.label] for p in curve.points], [p.documents for p in curve.points]
+    at, documents = [places[p.evaluation_id] for p in curve.points], [p.documents for p in curve.points]
     place = {p.label: i for i, p in enumerate(curve.points)}
     drops = [
         {

@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,19 +22,20 @@ from coordinator.evaluation.events import AnyEvent
 from coordinator.evaluation.state import State
 from coordinator.page import evaluation, index, samples
 from coordinator.report import trainings
-from coordinator.report.columns import columns, sample_file, with_signals
+from coordinator.report.columns import documents as documents_of
+from coordinator.report.columns import sample_file
 from coordinator.report.comparisons import heads_of
-from coordinator.report.learning_curves import Point, scores_of
-from coordinator.report.load_series import is_folder
-from coordinator.report.sampling import compared
+from coordinator.report.load_series import documents, is_folder
+from coordinator.report.pairs import compared
+from coordinator.report.scores import Head, scores_of, with_signals
 from coordinator.report.training import Against, held
-from coordinator.report.verdicts import MEANING, overall_of
+from coordinator.report.verdicts import MEANING, name_of, overall_of
 from coordinator.runtime.finalize import results_in_files, results_of
 from coordinator.runtime.journal import has_other_format, read_events
 from coordinator.runtime.replay import find_evaluation
 from coordinator.runtime.summaries import Summaries, find_folder, find_record
 from coordinator.runtime.summarise import summary_now
-from coordinator.runtime.summary import Halt, Summary, ended, halt_of, read_evaluation, read_json
+from coordinator.runtime.summary import Halt, Summary, ended, halt_of, read_json
 from evaljobs.contract.folded import exists, open_file, read_bytes
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
@@ -85,42 +86,35 @@ def _beside(
     one = next((s for s in every if s.evaluation_id == name), None)
     if one is None:
         return {"training": None}
-    folder, suite, mode = index.training_of(one)
-    alike = (
-        s for s in every if index.training_of(s) == (folder, suite, mode) and s.checkpoint != one.checkpoint
-    )
+    alike = (s for s in every if s.training == one.training and s.checkpoint != one.checkpoint)
     members = index.in_order([*alike, one])
     at = members.index(one)
     scored = [s for s in members[:at] if s.ended_at and s.scores][-MOST_BEFORE:]
-    files = [(EvaluationPaths(settings.work_dir / s.evaluation_id).results, s.ended_at) for s in scored]
-    known = [_values(*file) for file in files]
+    known = [
+        {score.name: float(f"{score.value:.4g}") for score in document.scores}
+        for document in documents(settings.work_dir, scored)
+    ]
     ids = [s.evaluation_id for s in members if s.ended_at and s.scores]
-    standing = trainings.find_training(settings, (folder, suite, mode), ids) if ids else None
+    standing = trainings.find_training(settings, one.training, ids) if ids else None
     last = scored[-1] if scored and one.ended_at is not None else None
     found, whole = _changes(settings, last.evaluation_id, name) if last else ({}, None)
     against = None
     if last and whole:
-        earlier = Against(evaluation_id=last.evaluation_id, label=index.label_of(last), **whole)
-        against = held(index.label_of(one), name, earlier)._asdict()
+        earlier = Against(evaluation_id=last.evaluation_id, label=last.label, **whole)
+        against = held(one.label, name, earlier)._asdict()
     about = {
         "standing": standing and index.shown(standing),
         "against": against,
-        "folder": folder,
-        "suite": suite,
+        "folder": one.training[0],
+        "suite": one.suite,
         "at": at,
-        "points": [[s.evaluation_id, index.label_of(s)] for s in members],
+        "points": [[s.evaluation_id, s.label] for s in members],
         "before": scored[-1].evaluation_id if scored else None,
-        "first": index.label_of(scored[0]) if scored else "",
+        "first": scored[0].label if scored else "",
         "scores": {s.name: [values.get(s.name) for values in known] for s in scores_of(results)},
         "changes": found,
     }
     return {"training": about}
-
-
-@lru_cache(maxsize=256)
-def _values(file: Path, _ended_at: float | None) -> Mapping[str, float]:
-    """Score name -> value of a results.json; empty where there is none."""
-    return {score.name: float(f"{score.value:.4g}") for score in scores_of(read_json(file))}
 
 
 def _changes(
@@ -134,8 +128,9 @@ def _changes(
         found = {}
         for row in rows:
             said = row["verdicts"][-1]
-            name = f"{row['task']}/{row['metric'].removesuffix(',none')}"
-            found[name] = {"change": row["change"]} | {k: said.get(k) for k in ("reach", "verdict", "words")}
+            found[name_of(row)] = {"change": row["change"]} | {
+                k: said.get(k) for k in ("reach", "verdict", "words")
+            }
         return found, trainings.against_of(rows)
     return {}, None
 
@@ -152,10 +147,11 @@ def of_work_folder(
     return _made(str(settings.work_dir), found | {"standing": _standing(settings, going)})
 
 
-def of_trainings(settings: Config, points: Sequence[Point], selector: str) -> Contents:
+def of_trainings(settings: Config, heads: Sequence[Head], selector: str, *, dense: bool = False) -> Contents:
     """Checkpoints, by training, with verdicts along each. `selector`: what named them."""
-    each = trainings.by_training(points).values()
-    data = index.training_data(trainings.judge(settings, of, whole=is_folder(selector)) for of in each)
+    whole, each = is_folder(selector), trainings.by_training(heads).values()
+    made = [trainings.judge(settings, of, whole=whole, scores=False) for of in each]
+    data = index.training_data((standing, series.shown(dense=dense)) for standing, series in made)
     return _made(", ".join(dict.fromkeys(t["name"] for t in data["trainings"])), data)
 
 
@@ -164,7 +160,9 @@ def of_comparison(
 ) -> Contents:
     """Scores of all these evaluations; samples of the first and the last. OperatorError where one has no results."""
     ids = [find_record(settings, name)[0].evaluation_id for name in names]
-    points, rows, places = compared(settings.work_dir, ids, mixed=mixed, dense=dense)
+    points, rows = compared(settings.work_dir, ids, mixed=mixed, dense=dense)
+    folders = [EvaluationPaths(settings.work_dir / name) for name in ids]
+    places = [(paths, read_json(paths.results)) for paths in folders]
     heads = heads_of(points)
     indexes: list[dict[str, Any]] = []
     blocks: dict[str, bytes] = {}
@@ -198,10 +196,7 @@ def of_comparison(
 def _flipped(before: EvaluationPaths, after: EvaluationPaths, task: str) -> set[int]:
     import numpy as np  # noqa: PLC0415 (other commands start without it)
 
-    records = [read_evaluation(paths) for paths in (before, after)]
-    first, last = (
-        None if r is None else columns(p, r, task) for p, r in zip((before, after), records, strict=True)
-    )
+    first, last = (documents_of(paths).of(task) for paths in (before, after))
     if first is None or last is None:
         return set()
     ids, ours, theirs = np.intersect1d(first["doc_id"], last["doc_id"], return_indices=True)
@@ -232,10 +227,7 @@ def evaluation_and_results(
         summary = summary_now(state, paths, time.time())
         if state.ended_at is None:
             standing = _standing(settings, [summary])
-    record = read_evaluation(paths)
-    raw = found.raw
-    if record is not None:
-        raw = with_signals(paths, record, raw, index="evalspan" in raw)
+    raw = with_signals(found.raw)
     data = evaluation.evaluation_data(found.report, events, raw, settings.gpu_hour_price, standing)
     halt = halt_of(summary, paths) if summary.ended_at is None else None
     data["head"] = index.standing(summary, halt, time.time())

@@ -46,7 +46,7 @@ from coordinator.evaluation.events import EVENT, AnyEvent
 from coordinator.evaluation.state import State
 from coordinator.page import html, read
 from coordinator.report import trainings
-from coordinator.report.load_series import find_series
+from coordinator.report.load_series import find_heads
 from coordinator.report.training import Training
 from coordinator.runtime.journal import replay_on
 from coordinator.runtime.replay import find_evaluation
@@ -222,7 +222,7 @@ class Pages:
         return read.of_evaluation(self.settings, name, self._journals.find, [*(s for s, _ in begun), *ended])
 
     def trainings(self, folder: str, suite: str | None) -> read.Contents:
-        found = find_series(self.settings.work_dir, folder, suite, mixed=True)
+        found = find_heads(self.settings.work_dir, folder, suite, mixed=True)
         return read.of_trainings(self.settings, found, folder)
 
 

@@ -8,17 +8,11 @@ from typing import Any
 from rich.console import Console
 
 from coordinator.base.words import first_of
-from coordinator.report.learning_curves import (
-    Point,
-    difference,
-    keys_of,
-    labels,
-    leaves_of,
-    mode_of,
-    scores_of,
-)
+from coordinator.report.learning_curves import labels
+from coordinator.report.scores import Difference, Evaluation, difference
 from coordinator.report.tables import Parts, Sheet, print_parts
-from coordinator.report.verdicts import MEANING, overall_of
+from coordinator.report.verdicts import MEANING, name_of, overall_of
+from evaljobs.contract.columns import DENSE
 
 WHAT: Mapping[str, str] = {
     "mode": "computed in another mode",
@@ -45,23 +39,28 @@ def other(what: str, before: int | None, after: int | None) -> str:
     return WHAT[what]
 
 
-def comparison(columns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row per task and metric of `results.json` columns: each one's value, last minus first.
+def comparison(made: Sequence[Evaluation], *, dense: bool = False) -> list[dict[str, Any]]:
+    """A row per task and metric of evaluations: each one's value, last minus first. `dense`: of dense signals, too.
 
     `differs`: how each evaluation differs from the first ("mode", "requests" or "score").
     """
-    modes = [mode_of(column) for column in columns]
-    scores = [{(s.task, f"{s.metric},{s.filter}"): s for s in scores_of(column)} for column in columns]
+    scores = [
+        {(s.task, f"{s.metric},{s.filter}"): s for s in one.scores if dense or s.filter != DENSE}
+        for one in made
+    ]
     names = dict.fromkeys(name for column in scores for name in column)
     tasks = list(dict.fromkeys(task for task, _ in names))
     rows = []
     for task, metric in sorted(names, key=lambda name: tasks.index(name[0])):
         found = [column.get((task, metric)) for column in scores]
         first, last = found[0], found[-1]
-        keys = [keys_of(column, task) for column in columns]
-        differs = [
-            "mode" if mode != modes[0] else difference(keys[0], key)
-            for key, mode in zip(keys, modes, strict=True)
+        differs: list[Difference] = [
+            "mode"
+            if one.mode != made[0].mode
+            else difference(first.keys, score.keys)
+            if first and score
+            else ""
+            for one, score in zip(made, found, strict=True)
         ]
         change = None if first is None or last is None else last.value - first.value
         values, documents, stderrs, versions, shots = (
@@ -73,7 +72,7 @@ def comparison(columns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "task": task,
                 "metric": metric,
                 "higher_is_better": next(s.higher_is_better for s in found if s is not None),
-                "leaves": leaves_of(columns[-1], task),  # of a group
+                "leaves": [*made[-1].groups.get(task, ())],  # of a group
                 "values": values,
                 "change": change,
                 "differs": differs,
@@ -86,7 +85,7 @@ def comparison(columns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def heads_of(points: Sequence[Point]) -> list[str]:
+def heads_of(points: Sequence[Evaluation]) -> list[str]:
     """A short heading for each evaluation, unique among them."""
     names = labels(points)
     plain = all(p.step is not None and name == p.label for p, name in zip(points, names, strict=True))
@@ -102,7 +101,6 @@ def show_comparison(
     """
     sheet = Sheet("", "score", *heads, "change (two-sided 95 %)", "verdict", turns=True)
     for row in rows:
-        name = f"{row['task']}/{row['metric'].removesuffix(',none')}"
         said = ["", *(v["verdict"] for v in row["verdicts"])]
         values = (
             "-" if value is None else f"{value:.4f}{MARK if what else ''}{_short(said[i], i, len(heads))}"
@@ -113,7 +111,7 @@ def show_comparison(
         if "reach" in last:
             change += f" ± {last['reach']:.4f}"
         style = TINTS.get(last["verdict"], "")
-        sheet.add(name, *values, change, last["words"], style=style)
+        sheet.add(name_of(row), *values, change, last["words"], style=style)
     print_parts(console, sheet, "")
     for whole in overall_of(rows)[-1:]:
         if whole["tasks"] > 1:

@@ -14,6 +14,7 @@ from evaljobs.contract.outcomes import TrialEnded
 from evaljobs.contract.specs import Record
 
 DRAINED = "drained"  # how a trial ends whose work is done
+CAUSES = ("infer", "imports", "load", "warm", "dump", "wait", "other")  # of GPU seconds: fields of `GpuUse`
 Member = tuple[str, int]  # a job's name, and the member
 
 

@@ -33,10 +33,11 @@ from coordinator.report import gpu_use
 from coordinator.report.gpu_use import GpuUse, Member
 from coordinator.report.judge_cost import JudgeUse
 from coordinator.report.pauses import Absences, Span, covered, within, without
+from coordinator.report.scores import Head, head_of
 from coordinator.report.tokens import Indexes, TokenUse, token_use
 from evaljobs.contract.names import Cut, ShardId
 from evaljobs.contract.outcomes import Built, Executed, Scored, Staged, TrialEnded
-from evaljobs.contract.specs import Kept, Record
+from evaljobs.contract.specs import Record
 
 LEAST_WAIT_SECONDS = 10.0  # without a GPU that count as a wait: a listing of nodes comes every few seconds
 
@@ -75,22 +76,16 @@ class EntryLine(Record):
     unscored: int = 0
 
 
-class Report(Kept):
+class Report(Head):
     """The makespan report of one evaluation. `--json` prints exactly this."""
 
     schema_version: int = 1
-    evaluation_id: str
-    checkpoint: str
-    step: int | None
-    suite: str
-    mode: str = "exact"
     token_budget: int | None = None  # of fast mode, where it was settled
     # leaf task -> its cut (`names.Cut`), where that is not the evaluation's
     cuts: dict[str, str] = Field(default_factory=dict)
     status: (
         str  # running | done | failed | cancelled; of one that does not go on: stopped | parked | given up
     )
-    accepted_at: float
     makespan_seconds: float | None  # from acceptance to the last score, without `paused_seconds`
     predicted_makespan_seconds: float | None  # of the same span, when the last plan was made
     lower_bound_seconds: float | None
@@ -389,8 +384,7 @@ def make_report(
     bound = _bound(state, gathered, shards, [*pauses, *waits]) if whole else None
     kept_out = [*gathered.limited, *((at, over) for at in gathered.kept_out.values())]
     return Report(
-        **_outcome(state),
-        accepted_at=accepted,
+        **_outcome(state) | {"accepted_at": accepted},
         makespan_seconds=makespan,
         predicted_makespan_seconds=_predicted(state, accepted, pauses),
         lower_bound_seconds=bound,
@@ -439,7 +433,7 @@ UNMEASURED: dict[str, Any] = {
 def without_measurements(state: State, why: str) -> Report:
     """A report of how the evaluation ended alone; `why`: the reason, as a warning."""
     warnings = (*dict.fromkeys(state.warnings), f"times and costs are not known: {why}")
-    return Report(**UNMEASURED, **_outcome(state), accepted_at=state.record.accepted_at, warnings=warnings)
+    return Report(**UNMEASURED, **_outcome(state), warnings=warnings)
 
 
 def _outcome(state: State) -> dict[str, Any]:
@@ -448,11 +442,7 @@ def _outcome(state: State) -> dict[str, Any]:
     usual = str(Cut(size, budget)) if isinstance(size, int) and isinstance(budget, int) else ""
     planned = {task: leaf.planned.cut for task, leaf in state.shards.leaves.items()}
     return {
-        "evaluation_id": record.evaluation_id,
-        "checkpoint": record.checkpoint.announced,
-        "step": record.checkpoint.step,
-        "suite": record.suite.name,
-        "mode": record.suite.mode or "exact",
+        **head_of(record),
         "token_budget": budget if isinstance(budget, int) else None,
         "cuts": {task: cut for task, cut in planned.items() if cut not in ("", usual)},
         "status": _status(state),

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from coordinator.report.columns import sample_file
-from coordinator.report.learning_curves import scores_of
+from coordinator.report.scores import scores_of
 from coordinator.report.tables import Sheet, print_parts
 from evaljobs.contract.folded import open_file
 from evaljobs.contract.paths import EvaluationPaths

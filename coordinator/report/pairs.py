@@ -1,4 +1,4 @@
-"""Differences between the scores of two evaluations over the documents of both, kept beside the later one.
+"""Comparisons of evaluations over the documents of both: how each score differs, kept beside the later one.
 
 Rule: where both have the same documents, all tasks are compared in one pass a metric. What is kept counts while both
 results.json are unchanged.
@@ -9,23 +9,24 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from coordinator.evaluation.records import EvaluationRecord
-from coordinator.report import verdicts
-from coordinator.report.columns import documents, with_signals
-from coordinator.report.learning_curves import ScoreValue, difference, keys_of, leaves_of
-from coordinator.report.verdicts import aligned, is_mean, near
-from coordinator.verdicts.paired import Difference, estimate
+from coordinator.errors import OperatorError
+from coordinator.report.columns import documents
+from coordinator.report.comparisons import comparison
+from coordinator.report.load_series import read_document
+from coordinator.report.scores import Evaluation, ScoreValue, difference
+from coordinator.report.verdicts import UNLIKE, add_verdicts, near
+from coordinator.verdicts.paired import FEW, Paired, paired
 from evaljobs.contract.columns import CLUSTER, DENSE, DOCUMENT, HASH, Documents
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.contract.storage import read_record, write_atomic
-from evaljobs.errors import OperatorError
+from evaljobs.contract.storage import write_atomic
+from evaljobs.errors import OperatorError as DamagedError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,13 +36,32 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_PAIRS = 8  # of an evaluation, that are kept
-Differences = Mapping[str, Difference | None]
+NO_SAMPLES = "its samples were removed"
+NO_MEAN = "its score is no mean of its documents"
+Differences = Mapping[str, Paired | str]
+
+
+def compared(
+    work_dir: Path, evaluations: Sequence[str], *, mixed: bool = False, dense: bool = False
+) -> tuple[list[Evaluation], list[dict[str, Any]]]:
+    """(documents, rows of their scores with verdicts) of evaluations.
+
+    `mixed`: verdicts also between modes; `dense`: also of dense signals. OperatorError for one that has no results.
+    """
+    made = [read_document(EvaluationPaths(work_dir / name)) for name in evaluations]
+    for one in made:
+        if one.status == "open":
+            raise OperatorError(f"{one.evaluation_id} has no results yet")
+    rows = comparison(made, dense=dense)
+    found = [differences(work_dir, evaluations[0], name) for name in evaluations[1:]]
+    add_verdicts(rows, found, mixed=mixed)
+    return made, rows
 
 
 def differences(work_dir: Path, before: str, after: str) -> Differences:
     """Score name -> its difference, after less before, of the leaf tasks' scores that both evaluations (ids) have.
 
-    None: its documents cannot be compared. OSError, ValueError or OperatorError where an evaluation cannot be read.
+    A text: why its documents cannot be compared. OSError, ValueError or OperatorError where an evaluation cannot be read.
     """
     pair = [EvaluationPaths(work_dir / name) for name in (before, after)]
     written = [paths.results.stat().st_mtime_ns for paths in pair]
@@ -51,17 +71,13 @@ def differences(work_dir: Path, before: str, after: str) -> Differences:
         kept = pair[1].paired.read_text().splitlines()
         for line in kept:
             if line.startswith(head):
-                names, *columns = json.loads(line[len(head) :])
-                found = map(Difference._make, zip(*columns, strict=True))
-                return {
-                    name: None if one.degrees == 0 else one for name, one in zip(names, found, strict=True)
-                }
-    made = _compared(*(_read(paths.root, at) for paths, at in zip(pair, written, strict=True)))
-    rows = [(0, 0.0, 0.0, 0.0, None, None) if one is None else one for one in made.values()]
-    line = head + json.dumps([list(made), *zip(*rows, strict=True)] if rows else [[]] * 7)
+                found = json.loads(line[len(head) :])
+                return {name: one if isinstance(one, str) else Paired(*one) for name, one in found.items()}
+    made = compare(*(_read(paths.root, at) for paths, at in zip(pair, written, strict=True)))
     others = [one for one in kept if not one.startswith(f'["{before}",')]
     with contextlib.suppress(OSError):  # another user's folder, or a full disk
-        write_atomic(pair[1].paired, "".join(f"{one}\n" for one in [*others, line][-MOST_PAIRS:]).encode())
+        lines = [*others, head + json.dumps(made)][-MOST_PAIRS:]
+        write_atomic(pair[1].paired, "".join(f"{one}\n" for one in lines).encode())
     return made
 
 
@@ -72,31 +88,23 @@ class _Metric(NamedTuple):
     values: Array  # of the documents of these tasks, one after the other
     starts: Array
     means: Array
+    low: Array
+    high: Array
     binary: Array  # are all values 0 or 1?
 
 
-def overall(found: Differences, scores: Iterable[ScoreValue]) -> dict[str, Any]:
-    """The record of `verdicts.overall`. `found`: of `differences`; `scores`: of the later evaluation, in order."""
-    return verdicts.overall(
-        (
-            one.task,
-            one.higher_is_better,
-            (one.value - (change.difference if change else 0.0), one.value),
-            change,
-        )
-        for one in scores
-        if one.name in found and one.filter != DENSE
-        for change in [found[one.name]]
-    )
-
-
 @dataclass(frozen=True)
-class _Evaluated:
-    """The scores of an evaluation's leaf tasks and their documents."""
+class Evaluated:
+    """An evaluation and its documents."""
 
-    scores: Mapping[tuple[str, str], float]  # (task, column) -> value
-    keys: Mapping[str, tuple[str, str]]  # task -> as of `keys_of`
+    evaluation: Evaluation
     documents: Documents
+
+    @cached_property
+    def scores(self) -> dict[tuple[str, str], ScoreValue]:
+        """Those of leaf tasks, by task and column of the documents."""
+        leaves = (score for score in self.evaluation.scores if score.task not in self.evaluation.groups)
+        return {(score.task, _column(score)): score for score in leaves}
 
     @cached_property
     def order(self) -> list[str]:
@@ -121,47 +129,38 @@ class _Evaluated:
                 first = np.cumsum(sizes[whole]) - sizes[whole]
                 binary = np.minimum.reduceat((values == 0) | (values == 1), first)
                 means = np.add.reduceat(values, first) / sizes[whole]
-                found[name] = _Metric(np.flatnonzero(whole), values, first, means, binary)
+                low, high = np.minimum.reduceat(values, first), np.maximum.reduceat(values, first)
+                found[name] = _Metric(np.flatnonzero(whole), values, first, means, low, high, binary)
         return found
 
 
 @lru_cache(maxsize=2)
-def _read(root: Path, _written: int) -> _Evaluated:
+def _read(root: Path, _written: int) -> Evaluated:
     paths = EvaluationPaths(root)
-    record = read_record(paths.evaluation, EvaluationRecord)
-    results = json.loads(paths.results.read_bytes())
+    made = read_document(paths)
     try:
-        found = documents(paths, record)
-    except OperatorError as error:  # one damaged file hides no score
+        found = documents(paths)
+    except DamagedError as error:  # one damaged file hides no score
         log.warning("%s", error)
         found = Documents({}, {})
-    tables = {**results.get("results", {}), **results.get("groups", {})}
-    tasks = [task for task in tables if not leaves_of(results, task)]
-    dense = with_signals(paths, record, results)["dense"]
-    scores = {
-        (task, name.removesuffix(f",{DENSE}")): nan if value is None else float(value)
-        for task in tasks
-        for name, value in {**tables[task], **dense.get(task, {})}.items()
-        if "," in name and "_stderr," not in name and (value is None or isinstance(value, int | float))
-    }
-    return _Evaluated(scores, {task: keys_of(results, task) for task in tasks}, found)
+    return Evaluated(made, found)
 
 
-def _compared(before: _Evaluated, after: _Evaluated) -> dict[str, Difference | None]:
-    unlike = {
-        task for task in before.keys.keys() & after.keys if difference(before.keys[task], after.keys[task])
-    }
-    same = _same_documents(before.documents, after.documents)
-    fast = _in_vectors(before, after) if same else {}
-    found: dict[str, Difference | None] = {}
-    for task, name in (one for one in before.scores if one in after.scores):
-        score = f"{task}/{name.removesuffix(',none')}" if "," in name else f"{task}/{name},{DENSE}"
-        if task in unlike:
-            found[score] = None
-        elif (task, name) in fast:
-            found[score] = fast[task, name]
+def _column(score: ScoreValue) -> str:
+    """The column of documents whose mean the score is."""
+    return score.metric if score.filter == DENSE else f"{score.metric},{score.filter}"
+
+
+def compare(before: Evaluated, after: Evaluated) -> dict[str, Paired | str]:
+    """`differences`, of what was read."""
+    fast = _in_vectors(before, after) if _same_documents(before.documents, after.documents) else {}
+    found: dict[str, Paired | str] = {}
+    for key in (one for one in before.scores if one in after.scores):
+        first, last = before.scores[key], after.scores[key]
+        if unlike := difference(first.keys, last.keys):
+            found[last.name] = UNLIKE[unlike]
         else:
-            found[score] = _one(before, after, task, name)
+            found[last.name] = fast.get(key) or compare_one(before, after, key)
     return found
 
 
@@ -175,11 +174,11 @@ def _same_documents(before: Documents, after: Documents) -> bool:
     )
 
 
-def _in_vectors(before: _Evaluated, after: _Evaluated) -> dict[tuple[str, str], Difference | None]:
-    """(task, column) -> difference, of all tasks in which each document has a value and no cluster."""
+def _in_vectors(before: Evaluated, after: Evaluated) -> dict[tuple[str, str], Paired | str]:
+    """(task, column) -> difference, of all tasks with FEW documents or more, in which each has a value and no cluster."""
     import numpy as np  # noqa: PLC0415
 
-    found: dict[tuple[str, str], Difference | None] = {}
+    found: dict[tuple[str, str], Paired | str] = {}
     for name, theirs in before.metrics.items():
         ours = after.metrics.get(name)
         if ours is None or not np.array_equal(ours.tasks, theirs.tasks):
@@ -190,10 +189,12 @@ def _in_vectors(before: _Evaluated, after: _Evaluated) -> dict[tuple[str, str], 
         spread = changes - np.repeat(means, sizes)
         variances = np.add.reduceat(spread * spread, ours.starts) / np.maximum(sizes - 1, 1) / sizes
         gained, lost = (np.add.reduceat(sign * changes > 0, ours.starts, dtype=np.int64) for sign in (1, -1))
+        spans = np.maximum(ours.high, theirs.high) - np.minimum(ours.low, theirs.low)
         arrays = (
             sizes,
             means,
             variances,
+            spans,
             ours.binary & theirs.binary,
             gained,
             lost,
@@ -201,26 +202,33 @@ def _in_vectors(before: _Evaluated, after: _Evaluated) -> dict[tuple[str, str], 
             ours.means,
         )
         tasks = [after.order[number] for number in ours.tasks]
-        for task, size, mean, variance, flags, up, down, *scored in zip(
+        for task, size, mean, variance, span, flags, up, down, *scored in zip(
             tasks, *(array.tolist() for array in arrays), strict=True
         ):
-            said = [one.scores.get((task, name), nan) for one in (before, after)]
-            if size > 1 and near(scored[0], said[0]) and near(scored[1], said[1]):
+            said = [
+                one.scores[task, name].value if (task, name) in one.scores else nan for one in (before, after)
+            ]
+            if not (near(scored[0], said[0]) and near(scored[1], said[1])):
+                found[task, name] = NO_MEAN
+            elif size >= FEW:
                 flips = (up, down) if flags else (None, None)
-                found[task, name] = Difference(size, mean, variance, size - 1.0, *flips)
-            else:
-                found[task, name] = None
+                found[task, name] = Paired(size, mean, variance, size - 1.0, span, *flips)
     return found
 
 
-def _one(before: _Evaluated, after: _Evaluated, task: str, name: str) -> Difference | None:
+def compare_one(before: Evaluated, after: Evaluated, key: tuple[str, str]) -> Paired | str:
     """Compare one metric of one task over the documents that both have."""
+    import numpy as np  # noqa: PLC0415
+
+    task, metric = key
     theirs, ours = (one.documents.of(task) for one in (before, after))
     if theirs is None or ours is None:
-        return None
-    if not (
-        is_mean(theirs, name, before.scores[task, name]) and is_mean(ours, name, after.scores[task, name])
-    ):
-        return None
-    one = estimate(*aligned(theirs, ours, name))
-    return None if isinstance(one, str) else one.kept()
+        return NO_SAMPLES
+    for columns, score in ((theirs, before.scores[key]), (ours, after.scores[key])):
+        if metric not in columns or not near(float(np.nanmean(columns[metric])), score.value):
+            return NO_MEAN
+    _, mine, others = np.intersect1d(theirs["doc_id"], ours["doc_id"], return_indices=True)
+    a, b = theirs[metric][mine], ours[metric][others]
+    same = (theirs["doc_hash"][mine] == ours["doc_hash"][others]) & ~np.isnan(a) & ~np.isnan(b)
+    clusters = ours["cluster"][others][same] if "cluster" in ours else None
+    return paired(a[same], b[same], clusters)

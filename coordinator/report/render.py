@@ -17,8 +17,8 @@ from coordinator.base.words import by_reason, first_of, seconds
 from coordinator.cluster.slurm_limits import in_words
 from coordinator.report.gpu_use import DRAINED, GpuUse, slot_word
 from coordinator.report.judge_cost import JudgeTask, JudgeUse
-from coordinator.report.learning_curves import scores_of
 from coordinator.report.measurements import Report
+from coordinator.report.scores import scores_of
 from coordinator.report.tables import Parts, Sheet, print_parts
 from coordinator.report.tokens import TokenUse
 from evaljobs.contract.columns import DENSE

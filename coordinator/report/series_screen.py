@@ -15,7 +15,8 @@ from rich.text import Text
 
 from coordinator.base.words import first_of, seconds
 from coordinator.report.comparisons import MARK, other, say, show_differences
-from coordinator.report.learning_curves import Curve, CurvePoint, Point, Series
+from coordinator.report.learning_curves import Curve, CurvePoint, Series
+from coordinator.report.scores import Evaluation
 from coordinator.report.tables import Parts, Sheet, print_parts
 from coordinator.report.training import Training, drops_of, morning, title
 from coordinator.report.verdicts import ALONG
@@ -74,7 +75,7 @@ def _places(points: Sequence[CurvePoint]) -> dict[str, float]:
     return {label: float(i) for i, label in enumerate(dict.fromkeys(p.label for p in points))}
 
 
-def without_step(points: Sequence[Point]) -> str:
+def without_step(points: Sequence[Evaluation]) -> str:
     """A line on the points without a training step, and how one is given; "" where each has one."""
     labels = [p.label for p in points if p.step is None]
     if not labels or len(points) == 1:
@@ -171,7 +172,7 @@ def _fallen(curves: Sequence[Curve]) -> Sheet:
     return sheet
 
 
-def slot_of(points: Sequence[Point]) -> str:
+def slot_of(points: Sequence[Evaluation]) -> str:
     """What all of them held."""
     return "slot" if {p.slot for p in points if p.gpu_seconds} == {"slot"} else "GPU"
 

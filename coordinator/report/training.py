@@ -11,7 +11,8 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from coordinator.base.words import first_of
-from coordinator.report.learning_curves import MEAN, SCORES, Curve, CurvePoint, Series, Worse, best_of
+from coordinator.report.learning_curves import MEAN, Curve, CurvePoint, Series, Worse, best_of
+from coordinator.report.scores import SCORES
 from evaljobs.contract.specs import Kept, Record
 
 MOST_NAMED = 3  # scores in a line
@@ -93,7 +94,6 @@ class Training(Kept):
     folder: str  # of the checkpoints
     suite: str
     mode: str = "exact"
-    checkpoints: int  # evaluated, or being evaluated
     scored: tuple[tuple[str, str], ...] = ()  # (evaluation, label) of those that have scores
     mean: tuple[float | None, ...] = ()  # of all tasks, of each of `scored`; None: it lacks a task
     previous: Against | None = None  # the newest one against the one before it
@@ -136,10 +136,7 @@ def training_of(series: Series, against: Callable[[str, str], Mapping[str, Any]]
     earlier = [mean[p.evaluation_id] for p in scored[:-1] if p.evaluation_id in mean]
     best = best_of(earlier, higher_is_better=True).evaluation_id if earlier else ""
     return Training(
-        folder=str(PurePosixPath(points[-1].checkpoint).parent),
-        suite=points[-1].suite,
-        mode=points[-1].mode,
-        checkpoints=len(points),
+        **dict(zip(("folder", "suite", "mode"), points[-1].training, strict=True)),
         scored=tuple((p.evaluation_id, labels[p.evaluation_id]) for p in scored),
         mean=tuple(mean[p.evaluation_id].value if p.evaluation_id in mean else None for p in scored),
         previous=previous,

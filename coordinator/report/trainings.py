@@ -1,122 +1,160 @@
-"""Makes and keeps each training's `Training`, so that no view computes it again.
+"""Makes and keeps each training's `Training` and its judged curves, so that no view computes them again.
 
-Rule: the file counts while the results that it was made of are those on disk. It is made anew after each end, by a process
-beside the daemon, and by the first view that finds none.
+Rule: the file counts while the results and reports that it was made of are those on disk. It is made anew after each end, by a
+process beside the daemon, and by the first view that finds none. Evaluations that have not ended are not in it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
 from coordinator.evaluation.records import EvaluationRecord
-from coordinator.report.learning_curves import Point, Series
-from coordinator.report.load_series import find_series
-from coordinator.report.sampling import compared, series_of
+from coordinator.report.learning_curves import (
+    Curve,
+    CurvePoint,
+    Series,
+    Worse,
+    by_step,
+    current,
+    groups_now,
+    make_series,
+    priced,
+)
+from coordinator.report.load_series import documents, find_heads, written
+from coordinator.report.pairs import compared, differences
+from coordinator.report.scores import Evaluation, Head, head_of
 from coordinator.report.training import Training, training_of
-from coordinator.report.verdicts import overall_of
+from coordinator.report.verdicts import judged, name_of, overall_of
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths, slug
 from evaljobs.contract.specs import Kept
-from evaljobs.contract.storage import make_folder, read_record, write_record
+from evaljobs.contract.storage import make_folder, read_record, write_atomic
 
 log = logging.getLogger(__name__)
 
 Key = tuple[str, str, str]  # of a training: (folder of the checkpoints, suite, mode)
+Written = dict[str, tuple[int, int]]  # evaluation -> when its results and its report were
 
 
 class TrainingFile(Kept):
-    """What is kept of a training."""
+    """First line of the file of a training; the others are of its series."""
 
-    schema_version: int = 1
-    results: dict[str, int]  # evaluation -> when its results.json was written, ns since 1970
+    schema_version: int = 2
+    written: Written
     training: Training
 
 
-def key_of(point: Point) -> Key:
-    return str(PurePosixPath(point.checkpoint).parent), point.suite, point.mode
-
-
-def by_training(points: Iterable[Point]) -> dict[Key, list[Point]]:
-    """Points of each training, in their order."""
-    found: dict[Key, list[Point]] = defaultdict(list)
-    for point in points:
-        found[key_of(point)].append(point)
+def by_training(heads: Iterable[Head]) -> dict[Key, list[Head]]:
+    """Evaluations of each training, in their order."""
+    found: dict[Key, list[Head]] = defaultdict(list)
+    for head in heads:
+        found[head.training].append(head)
     return dict(found)
+
+
+def series_of(points: Iterable[Evaluation], settings: Config) -> Series:
+    """A training's series, with verdicts."""
+
+    @cache
+    def sampling(before: str, after: str) -> Mapping[str, float]:
+        found = differences(settings.work_dir, before, after)
+        return {name: 0.0 if isinstance(one, str) else one.variance for name, one in found.items()}
+
+    made = make_series(points, settings.gpu_hour_price)
+    curves = judged(made.curves, settings.horizon, sampling)
+    return made._replace(curves=curves, horizon=settings.horizon)
 
 
 def read_kept(settings: Config, key: Key, evaluations: Iterable[str]) -> Training | None:
     """What is kept of a training; None where its results have changed since, or it lacks one of `evaluations`."""
+    return None if (kept := _read(settings, key, evaluations)) is None else kept[0].training
+
+
+def _read(
+    settings: Config, key: Key, evaluations: Iterable[str]
+) -> tuple[TrainingFile, Sequence[bytes]] | None:
     try:
-        kept = read_record(_file(settings.work_dir, key), TrainingFile)
-    except (OSError, ValidationError):
+        first, *lines = _file(settings.work_dir, key).read_bytes().splitlines()
+        kept = TrainingFile.model_validate_json(first)
+    except (OSError, ValueError):
         return None
-    whole = kept.training.horizon == settings.horizon and all(name in kept.results for name in evaluations)
-    return kept.training if whole and kept.results == _written(settings.work_dir, kept.results) else None
+    whole = kept.training.horizon == settings.horizon and all(name in kept.written for name in evaluations)
+    return (kept, lines) if whole and kept.written == _written(settings, kept.written) else None
 
 
-def judge(settings: Config, points: Sequence[Point], *, whole: bool) -> tuple[Training, Series]:
-    """Judge a training by its points; its series has verdicts. `whole`: of all of them, so that it is kept, where it is not."""
-    series = series_of(points, settings)
-    results = _written(settings.work_dir, [p.evaluation_id for p in points])
-    if whole and (kept := read_kept(settings, key_of(points[0]), results)) is not None:
-        return kept, series
+def judge(
+    settings: Config, heads: Sequence[Head], *, whole: bool, scores: bool = True
+) -> tuple[Training, Series]:
+    """Judge a training. `whole`: by all of its evaluations, so that it is kept, where it is not; `scores`: are those of the
+    points needed?
+    """
+    known = _written(settings, (head.evaluation_id for head in heads))
+    ended = [head for head in heads if head.evaluation_id in known] or heads
+    kept = _read(settings, heads[0].training, known) if whole else None
+    if kept is not None and kept[0].written == known:
+        training, series = kept[0].training, _unpacked(kept[1])._replace(horizon=settings.horizon)
+        if scores:
+            series = series._replace(points=current(documents(settings.work_dir, ended)))
+        series = priced(series, settings.gpu_hour_price)
+    else:
+        series = series_of(documents(settings.work_dir, ended), settings)
+        training = training_of(series.shown(dense=False), lambda *pair: _against(settings, *pair))
+        if whole and known:
+            _keep(settings, TrainingFile(written=known, training=training), series)
+    return training, _with_open(series, heads)
 
-    def against(evaluation: str, earlier: str) -> Mapping[str, Any]:
-        try:
-            return against_of(compared(settings.work_dir, [earlier, evaluation], mixed=False)[1])
-        except OperatorError as error:  # one damaged file hides no other training
-            log.warning("%s", error)
-            return {"verdict": "not comparable", "why": str(error)}
 
-    made = training_of(series, against)
-    if not whole:
-        return made, series
-    with suppress(OSError):  # another user's folder, or a full disk
-        file = _file(settings.work_dir, key_of(points[0]))
-        make_folder(file.parent)
-        write_record(file, TrainingFile(results=results, training=made))
-    return made, series
+def _with_open(series: Series, heads: Iterable[Head]) -> Series:
+    """With the checkpoints that have no evaluation that has ended."""
+    there = {point.checkpoint for point in series.points}
+    begun = [Evaluation(status="open", **head.head) for head in heads if head.checkpoint not in there]
+    return series._replace(points=by_step([*series.points, *begun])) if begun else series
+
+
+def _against(settings: Config, evaluation: str, earlier: str) -> Mapping[str, Any]:
+    try:
+        return against_of(compared(settings.work_dir, [earlier, evaluation])[1])
+    except OperatorError as error:  # one damaged file hides no other training
+        log.warning("%s", error)
+        return {"verdict": "not comparable", "why": str(error)}
 
 
 def find_training(settings: Config, key: Key, evaluations: Iterable[str]) -> Training | None:
     """What is kept of a training, else made now; None where none of its evaluations can be read."""
     if (kept := read_kept(settings, key, evaluations)) is not None:
         return kept
-    folder, suite, mode = key
+    folder, suite, _ = key
     with suppress(OperatorError):
-        found = find_series(settings.work_dir, folder, suite, mixed=True)
-        if (points := by_training(found).get((folder, suite, mode))) is not None:
-            return judge(settings, points, whole=True)[0]
+        found = by_training(find_heads(settings.work_dir, folder, suite, mixed=True))
+        if key in found:
+            return judge(settings, found[key], whole=True, scores=False)[0]
     return None
 
 
 def of_evaluation(settings: Config, name: str) -> Training | None:
     """Of the training that an evaluation belongs to, as `find_training`; None where its record cannot be read."""
-    try:
+    with suppress(OSError, ValidationError):
         record = read_record(EvaluationPaths(settings.work_dir / name).evaluation, EvaluationRecord)
-    except (OSError, ValidationError):
-        return None
-    folder = str(PurePosixPath(record.checkpoint.announced).parent)
-    return find_training(settings, (folder, record.suite.name, record.suite.mode or "exact"), [name])
+        return find_training(settings, Head(**head_of(record)).training, [name])
+    return None
 
 
 def against_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The fields of `Against` that rows of a comparison say."""
     names = {
-        verdict: tuple(
-            f"{row['task']}/{row['metric'].removesuffix(',none')}"
-            for row in rows
-            if row["verdicts"][-1]["verdict"] == verdict
-        )
+        verdict: tuple(name_of(row) for row in rows if row["verdicts"][-1]["verdict"] == verdict)
         for verdict in ("better", "worse")
     }
     whole = overall_of(rows)[-1]
@@ -124,21 +162,58 @@ def against_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return {"verdict": "not comparable", "why": "no task of both can be compared", **names}
     known = {
         "change": whole["difference"],
-        "reach": whole["reach"],
-        "tasks": whole["tasks"],
-        "of": whole["of"],
+        **{name: whole[name] for name in ("verdict", "reach", "tasks", "of")},
     }
-    return {"verdict": whole["verdict"], **known, **names}
+    return {**known, **names}
 
 
-def _written(work_dir: Path, evaluations: Iterable[str]) -> dict[str, int]:
-    found = {}
-    for name in evaluations:
-        with suppress(OSError):
-            found[name] = EvaluationPaths(work_dir / name).results.stat().st_mtime_ns
-    return found
+# --- the file --------------------------------------------------------------------------------------------------------
+
+
+def _written(settings: Config, evaluations: Iterable[str]) -> Written:
+    """Of those that have results."""
+    found = {name: written(EvaluationPaths(settings.work_dir / name)) for name in evaluations}
+    return {name: both for name, both in found.items() if both[0]}
 
 
 def _file(work_dir: Path, key: Key) -> Path:
     digest = hashlib.sha256("\0".join(key).encode()).hexdigest()[:16]
     return WorkPaths(work_dir).trainings / f"{slug(key[1])}-{digest}.json"
+
+
+def _keep(settings: Config, kept: TrainingFile, series: Series) -> None:
+    """Write the file: its head; points, without scores; then a line a curve, whose points name theirs by number."""
+    place = {point.evaluation_id: i for i, point in enumerate(series.points)}
+    about = {
+        "points": [p.row() for p in series.points],
+        "groups": groups_now(series.points),
+        "superseded": series.superseded,
+        "curves": len(series.curves),
+    }
+    lines = [kept.model_dump_json(), json.dumps(about)]
+    for curve in (*series.curves, *series.means):
+        rows = ((place[p.evaluation_id], *p[1:]) for p in curve.points)
+        columns: dict[str, Any] = dict(zip(CurvePoint._fields, zip(*rows, strict=True), strict=True))
+        columns["worse"] = {i: one.model_dump() for i, one in enumerate(columns["worse"]) if one}
+        lines.append(json.dumps({**curve._asdict(), "points": columns}))
+    with suppress(OSError):  # another user's folder, or a full disk
+        file = _file(settings.work_dir, (kept.training.folder, kept.training.suite, kept.training.mode))
+        make_folder(file.parent)
+        write_atomic(file, "\n".join(lines).encode())
+
+
+def _unpacked(lines: Sequence[bytes]) -> Series:
+    about = from_json(lines[0])
+    points = [Evaluation(**point, groups=about["groups"]) for point in about["points"]]
+    ids = [point.evaluation_id for point in points]
+    curves = []
+    for line in lines[1:]:
+        curve = from_json(line)
+        columns = curve["points"]
+        columns["evaluation_id"] = [ids[i] for i in columns["evaluation_id"]]
+        worse = {int(i): Worse(**one) for i, one in columns["worse"].items()}
+        columns["worse"] = [worse.get(i) for i in range(len(columns["value"]))]
+        curve["points"] = tuple(map(CurvePoint._make, zip(*columns.values(), strict=True)))
+        curves.append(Curve(**curve))
+    count = about["curves"]
+    return Series(points, curves[:count], curves[count:], superseded=about["superseded"])

@@ -9,21 +9,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from itertools import pairwise
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from coordinator.report.learning_curves import Curve, Worse
 from coordinator.verdicts.paired import ALPHA as VERDICT_ALPHA
-from coordinator.verdicts.paired import Difference, Paired, interval, paired, pooled, verdicts
+from coordinator.verdicts.paired import Paired, interval, pooled, verdicts
 from coordinator.verdicts.series import ALPHA, FEWEST, worse, yardsticks
 from coordinator.verdicts.series import variances as spread_of
 from evaljobs.contract.columns import DENSE, SUITE_MEAN
-
-if TYPE_CHECKING:
-    from coordinator.verdicts.paired import Values
-    from evaljobs.contract.columns import Columns
 
 MEANING = (
     "Verdicts: a paired test over the same documents, corrected for the number of scores; 5 % of the verdicts may be "
@@ -35,7 +30,7 @@ ALONG = (
     "without a drop, at most 5 % of trainings have such a verdict by chance. It needs 6 earlier checkpoints, and stays as it is."
 )
 PLACES = ("since", "low", "high")  # of a verdict along a series
-MOST_APART = 1e-9  # relative; a score that is farther from the mean of its documents is no mean
+MOST_APART = 1e-9  # relative; a score that is farther from a mean is none
 UNLIKE: Mapping[str, str] = {
     "mode": "computed in another mode; --mixed compares them all the same",
     "requests": "asked with other prompts or settings",
@@ -44,26 +39,37 @@ UNLIKE: Mapping[str, str] = {
 
 
 def add_verdicts(
-    rows: Sequence[dict[str, Any]], columns: Callable[[int, str], Columns | None], *, mixed: bool = False
+    rows: Sequence[dict[str, Any]], found: Sequence[Mapping[str, Paired | str]], *, mixed: bool = False
 ) -> None:
     """Add "verdicts" to rows of `comparison`: for each evaluation but the first how its score stands to the first one's.
 
-    `columns`: (number of the evaluation, leaf task) -> its documents. Each verdict is a mapping with "verdict" and "words";
-    with "why" where there is none, else with the fields of `Paired`; "adjusted", p after the correction; "detectable"; and of
+    `found`: of `pairs.differences`, of each evaluation but the first. Each verdict is a mapping with "verdict" and "words";
+    with "why" where there is none, else with the facts of `Paired`; "adjusted", p after the correction; "detectable"; and of
     the two-sided 95 % interval "low", "high" and "reach", its wider half.
     """
     tasks = {(row["task"], row["metric"]): row for row in rows if not row["leaves"]}
-    _judge([*tasks.values()], lambda row, i: _pair(row, i, columns, mixed))
-    _judge([row for row in rows if row["leaves"]], lambda row, i: _of_group(row, i, tasks, mixed))
+
+    def of_task(row: Mapping[str, Any], i: int) -> Paired | str:
+        return found[i - 1].get(name_of(row), "its samples were removed")
+
+    _judge([*tasks.values()], of_task, mixed=mixed)
+    _judge([row for row in rows if row["leaves"]], lambda row, i: _of_group(row, i, tasks), mixed=mixed)
 
 
-def _judge(rows: Sequence[dict[str, Any]], compare: Callable[[dict[str, Any], int], Paired | str]) -> None:
+def name_of(row: Mapping[str, Any]) -> str:
+    """The name of a row's score."""
+    return f"{row['task']}/{row['metric'].removesuffix(',none')}"
+
+
+def _judge(
+    rows: Sequence[dict[str, Any]], compare: Callable[[dict[str, Any], int], Paired | str], *, mixed: bool
+) -> None:
     """Add "verdicts" to rows, corrected together."""
     found: list[tuple[dict[str, Any], Paired, bool]] = []
     for row in rows:
         row["verdicts"] = said = []
         for i in range(1, len(row["values"])):
-            one = compare(row, i)
+            one = _unlike(row, i, mixed=mixed) or compare(row, i)
             said.append({"verdict": "not comparable", "why": one, "words": f"not comparable: {one}"})
             if not isinstance(one, str):
                 found.append((said[-1], one, row["higher_is_better"]))
@@ -71,7 +77,7 @@ def _judge(rows: Sequence[dict[str, Any]], compare: Callable[[dict[str, Any], in
         found, verdicts([(one, higher) for _, one, higher in found]), strict=True
     ):
         place.clear()
-        place.update(verdict=verdict, adjusted=adjusted, detectable=detectable, **asdict(one), **_ends(one))
+        place.update(verdict=verdict, adjusted=adjusted, detectable=detectable, **one.facts(), **_ends(one))
         place["words"] = _words(verdict, detectable)
 
 
@@ -87,31 +93,18 @@ def _words(verdict: str, detectable: float | None) -> str:
     return f"no evidence ({detectable:.4f} would be seen)" if detectable else "no document differs"
 
 
-def _pair(
-    row: Mapping[str, Any], i: int, columns: Callable[[int, str], Columns | None], mixed: bool
-) -> Paired | str:
-    """Compare with the first evaluation; a text says why there is no comparison."""
+def _unlike(row: Mapping[str, Any], i: int, *, mixed: bool) -> str:
+    """Why a score is not comparable with the first one, whatever its documents say; "" where it is."""
     if None in (row["values"][0], row["values"][i]):
         return "one has no score"
-    if (unlike := row["differs"][i]) and not (unlike == "mode" and mixed):
-        return UNLIKE[unlike]
-    both = [columns(k, row["task"]) for k in (0, i)]
-    metric = row["metric"].removesuffix(f",{DENSE}")
-    if both[0] is None or both[1] is None:
-        return "its samples were removed"
-    if not (is_mean(both[0], metric, row["values"][0]) and is_mean(both[1], metric, row["values"][i])):
-        return "its score is no mean of its documents"
-    return paired(*aligned(both[0], both[1], metric))
+    unlike = row["differs"][i]
+    return UNLIKE[unlike] if unlike and not (unlike == "mode" and mixed) else ""
 
 
 def _of_group(
-    row: Mapping[str, Any], i: int, tasks: Mapping[tuple[str, str], Mapping[str, Any]], mixed: bool
+    row: Mapping[str, Any], i: int, tasks: Mapping[tuple[str, str], Mapping[str, Any]]
 ) -> Paired | str:
     """Compare a group by its tasks, weighed as its score weighs them. `tasks`: rows with verdicts by (task, metric)."""
-    if None in (row["values"][0], row["values"][i]):
-        return "one has no score"
-    if (unlike := row["differs"][i]) and not (unlike == "mode" and mixed):
-        return UNLIKE[unlike]
     members = [
         tasks.get((leaf, row["metric"])) or _first_score(leaf, tasks.values()) for leaf in row["leaves"]
     ]
@@ -119,9 +112,10 @@ def _of_group(
     for leaf, member in zip(row["leaves"], members, strict=True):
         if member is None or (row["metric"] not in (member["metric"], SUITE_MEAN)):
             return f"{leaf} has no such score"
-        if (one := _difference(member["verdicts"][i - 1])) is None:
-            return f"{leaf}: {member['verdicts'][i - 1]['why']}"
-        parts.append(one)
+        said = member["verdicts"][i - 1]
+        if "why" in said:
+            return f"{leaf}: {said['why']}"
+        parts.append(Paired.of(said))
     documents = sum(one.documents for one in parts)
     for weights in ([1 / len(parts)] * len(parts), [one.documents / documents for one in parts]):
         sums = [sum(w * m["values"][k] for w, m in zip(weights, members, strict=True) if m) for k in (0, i)]
@@ -135,23 +129,13 @@ def _first_score(task: str, rows: Iterable[Mapping[str, Any]]) -> Mapping[str, A
     return next((row for row in rows if row["task"] == task and row["higher_is_better"]), None)
 
 
-def _difference(said: Mapping[str, Any]) -> Difference | None:
-    """What a verdict says of the difference; None where there is none."""
-    if "stderr" not in said:
-        return None
-    degrees = said["degrees"]
-    return Difference(
-        said["documents"], said["difference"], said["stderr"] ** 2, degrees, said["gained"], said["lost"]
-    )
-
-
-def overall(scores: Iterable[tuple[str, bool, Sequence[float | None], Difference | None]]) -> dict[str, Any]:
+def overall(scores: Iterable[tuple[str, bool, Sequence[float | None], Paired | None]]) -> dict[str, Any]:
     """Compare two evaluations by the mean of their tasks, each by its first score of which higher is better, from 0 to 1.
 
     `scores`: (leaf task, is higher better?, its values, its difference) in order, without dense signals. The record has
     the fields of a verdict, and `of`: the tasks that have such a score, of which `tasks` can be compared.
     """
-    first: dict[str, Difference | None] = {}
+    first: dict[str, Paired | None] = {}
     for task, higher, values, one in scores:
         if higher and all(value is not None and 0 <= value <= 1 for value in values):
             first.setdefault(task, one)
@@ -168,7 +152,7 @@ def overall(scores: Iterable[tuple[str, bool, Sequence[float | None], Difference
     ends = _ends(found)
     count = f"{len(parts)} of {len(first)}" if len(parts) < len(first) else f"{len(parts)}"
     words = f"{found.difference:+.4f} ± {ends['reach']:.4f} over {count} tasks: {_words(verdict, detectable)}"
-    known = {"verdict": verdict, "detectable": detectable, **asdict(found), **ends}
+    known = {"verdict": verdict, "detectable": detectable, **found.facts(), **ends}
     return {**known, "of": len(first), "words": words}
 
 
@@ -181,7 +165,7 @@ def overall_of(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 r["task"],
                 r["higher_is_better"],
                 (r["values"][0], r["values"][i + 1]),
-                _difference(r["verdicts"][i]),
+                None if "why" in r["verdicts"][i] else Paired.of(r["verdicts"][i]),
             )
             for r in scores
         )
@@ -189,27 +173,9 @@ def overall_of(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def is_mean(columns: Columns, metric: str, score: float) -> bool:
-    """Return whether a score is the mean of its documents' values."""
-    import numpy as np  # noqa: PLC0415
-
-    return metric in columns and near(float(np.nanmean(columns[metric])), score)
-
-
 def near(mean: float, score: float) -> bool:
     """Return whether a score is this mean, but for rounding."""
     return abs(mean - score) <= MOST_APART * max(1.0, abs(score))
-
-
-def aligned(before: Columns, after: Columns, metric: str) -> tuple[Values, Values, Sequence[str] | None]:
-    """(values, the other's values, clusters) of the documents that both have, with equal content, in one order."""
-    import numpy as np  # noqa: PLC0415
-
-    _, ours, theirs = np.intersect1d(before["doc_id"], after["doc_id"], return_indices=True)
-    a, b = before[metric][ours], after[metric][theirs]
-    same = (before["doc_hash"][ours] == after["doc_hash"][theirs]) & ~np.isnan(a) & ~np.isnan(b)
-    clusters = after["cluster"][theirs][same] if "cluster" in after else None
-    return a[same], b[same], clusters
 
 
 Sampling = Callable[[str, str], Mapping[str, float]]
@@ -258,7 +224,5 @@ def judged(curves: Sequence[Curve], horizon: int, sampling: Sampling) -> list[Cu
             }
             for i in range(FEWEST, count):
                 known = {"mean_before": float(mean[i]), "yardstick": float(error[i]), "worse": at.get(i)}
-                points[c][first + i] = run[i].model_copy(update=known)
-    return [
-        curve.model_copy(update={"points": tuple(made)}) for curve, made in zip(curves, points, strict=True)
-    ]
+                points[c][first + i] = run[i]._replace(**known)
+    return [curve._replace(points=tuple(made)) for curve, made in zip(curves, points, strict=True)]

@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import Any
 
 from coordinator.evaluation.records import EvaluationRecord
-from coordinator.report.learning_curves import scores_of
+from coordinator.report.scores import scores_of
 from coordinator.runtime.summary import read_file
 from evaljobs.contract.paths import EvaluationPaths
 

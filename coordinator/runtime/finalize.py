@@ -21,23 +21,23 @@ from pydantic import Field
 from coordinator.base.isolate import isolated, traceback_of
 from coordinator.base.strict_json import finite
 from coordinator.base.words import first_of
-from coordinator.errors import OperatorError
 from coordinator.evaluation.events import AnyEvent
 from coordinator.evaluation.records import cut_on_disk
 from coordinator.evaluation.state import State
 from coordinator.intake import request_sets
 from coordinator.planning.make_plan import BYTES_PER_PARAMETER, hardware_of
 from coordinator.report.judge_cost import judge_use
-from coordinator.report.learning_curves import SCORES, Point, ScoreValue, scores_of
 from coordinator.report.measurements import Report, ShardSpan, make_report, without_measurements
+from coordinator.report.scores import Evaluation, made_of
 from coordinator.runtime.chance import at_chance, fell_to_chance
-from coordinator.runtime.journal import has_other_format, read_events
+from coordinator.runtime.journal import read_events
 from coordinator.runtime.reuse import REUSED
 from coordinator.runtime.summary import halt_of, is_alive, last_sign, read_json, read_summary
+from evaljobs.contract.columns import DENSE
 from evaljobs.contract.folded import read_bytes
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.paths import EvaluationPaths, batch_index_file, entry_manifest, request_set_manifest
-from evaljobs.contract.specs import BatchIndex, Record, RequestSetManifest
+from evaljobs.contract.specs import BatchIndex, RequestSetManifest
 from evaljobs.contract.storage import FrameError, make_folder, read_frames, read_record, write_atomic
 from evaljobs.judges.judgement import judgements
 from evaljobs.lmeval.results import add_suite_groups, merge_results, merged_names
@@ -98,13 +98,11 @@ def _indexes(state: State, spans: Iterable[ShardSpan]) -> dict[tuple[str, str], 
     return indexes
 
 
-def merged_results(state: State) -> dict[str, Any]:
+def merged_results(state: State, scores: Mapping[int, Any], unread: Mapping[str, str]) -> dict[str, Any]:
     """lm-eval's results of all scored entries as one; beside them the failed ones, and the items without a score, by name
-    with their reasons.
+    with their reasons. `scores`, `unread`: of `scores_in`.
     """
-    failed = {e.name: e.error for e in state.entries if e.status == "failed"}
-    scores, unread = _scores(state)
-    failed |= unread
+    failed = {e.name: e.error for e in state.entries if e.status == "failed"} | dict(unread)
     results = merge_results(list(scores.values()))
     add_suite_groups(results, [(task.name, task.group) for task in state.record.suite.tasks], scores)
     if "config" in results:
@@ -118,7 +116,7 @@ def merged_results(state: State) -> dict[str, Any]:
     return results
 
 
-def _scores(state: State) -> tuple[dict[int, Any], dict[str, str]]:
+def scores_in(state: State) -> tuple[dict[int, Any], dict[str, str]]:
     """Score files of the scored entries, by index; names of those whose file cannot be read, with the reason."""
     scores: dict[int, Any] = {}
     unread: dict[str, str] = {}
@@ -209,10 +207,9 @@ def _warn(state: State, what: str, error: Exception) -> None:
     log.warning("%s: %s", state.evaluation_id, what, exc_info=traceback_of(error))
 
 
-def keys_of(state: State) -> dict[str, dict[str, str]]:
+def keys_of(state: State, scores: Mapping[int, Any]) -> dict[str, dict[str, str]]:
     """Leaf task, as `merged_results` names it -> its request digest and score key, of those whose request sets are there."""
     keys: dict[str, dict[str, str]] = {}
-    scores, _ = _scores(state)
     alias = dict(zip(scores, merged_names(list(scores.values())), strict=True))
     for entry in sorted(state.entries, key=lambda e: e.index not in scores):
         for task, name in entry.leaves.items():
@@ -223,9 +220,8 @@ def keys_of(state: State) -> dict[str, dict[str, str]]:
     return keys
 
 
-def _signals(state: State) -> dict[str, dict[str, float]]:
+def _signals(scores: Sequence[Any]) -> dict[str, dict[str, float]]:
     """Leaf task, as `merged_results` names it -> its dense signals."""
-    scores = [*_scores(state)[0].values()]
     return {
         alias[task]: found
         for score, alias in zip(scores, merged_names(scores), strict=True)
@@ -233,13 +229,13 @@ def _signals(state: State) -> dict[str, dict[str, float]]:
     }
 
 
-def shown_of(state: State) -> dict[str, dict[str, str]]:
+def shown_of(state: State, scores: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
     """What the builds and the scoring of this evaluation used: "build" and "score" -> rows of `shown_inputs`.
 
     A failed task whose request sets were dropped, since they turned out wrong, has a row that nothing equals; one whose
     build failed has what that build read.
     """
-    built, scored, dropped = {}, [], {}
+    built, dropped = {}, {}
     for place in {place for entry in state.entries for place in entry.sets.values()}:
         with suppress(OSError, ValueError):
             manifest = read_record(request_set_manifest(place), RequestSetManifest)
@@ -250,9 +246,7 @@ def shown_of(state: State) -> dict[str, dict[str, str]]:
             dropped[str(entry_manifest(entry.folder))] = CHANGING
         if entry.status == "failed" and not entry.sets:
             built[Path(entry.folder), FAILED] = rows_of_set(entry.folder, FAILED) or {}
-        with suppress(OSError, ValueError):
-            if entry.status == "scored":
-                scored.append(json.loads(read_bytes(Path(entry.result_file))).get("shown") or {})
+    scored = [score.get("shown") or {} for score in scores]
     return {"build": merged([*built.values(), dropped]), "score": merged(scored)}
 
 
@@ -260,7 +254,8 @@ def write_results(
     state: State, paths: EvaluationPaths, failed: Mapping[int, str], observations: Path
 ) -> None:
     """Report first, results last: results.json present means that the evaluation is over."""
-    results, signals = merged_results(state), _signals(state)
+    scores, unread = scores_in(state)
+    results, signals = merged_results(state, scores, unread), _signals([*scores.values()])
     by_chance = not failed and at_chance(results, signals)
     fell = fell_to_chance(state.record, paths) if by_chance else ""
     if fell:
@@ -287,8 +282,8 @@ def write_results(
         "makespan_seconds": None if report is None else report.makespan_seconds,
         "paused_seconds": None if report is None else report.paused_seconds,
         "failed_entries": sorted(failed),
-        "keys": before | keys_of(state),
-        "shown": shown_of(state),
+        "keys": before | keys_of(state, scores),
+        "shown": shown_of(state, scores.values()),
         "responses_from": dict(state.plan.reused),
         "parent": state.record.rescores or None,
         "signals": signals,
@@ -308,26 +303,12 @@ SCORE_COLUMNS = (
 MOST_SCORES = 4  # in the repr of results
 
 
-class Results(Record):
+class Results(Evaluation):
     """An evaluation's scores and costs, as far as it is.
 
     `scores` has a row for each task, metric and filter that has a value; `rows()` gives them flat.
     """
 
-    model_config = SCORES
-
-    evaluation_id: str  # names its folder in the work folder
-    # running | done | failed | cancelled | stopped | parked | given up; failed: at least one task has no score
-    status: str
-    suite: str  # its name
-    checkpoint: str  # the folder that training wrote, or the Hub's model
-    step: int | None  # training step; None: not known
-    scores: tuple[ScoreValue, ...]  # one for each task, metric and filter
-    failed: dict[str, str]  # task -> its error
-    # from acceptance to the last score, without `paused_seconds`; None: not known
-    makespan_seconds: float | None
-    paused_seconds: float | None  # in which no coordinator ran the evaluation, and none of its jobs worked
-    gpu_seconds: float | None  # that its jobs held GPUs; None: not known
     folder: Path  # holds results.json, samples, logs and the journal
     note: str = ""  # of `evaluate`: why nothing was run
     changed: str = (
@@ -350,7 +331,7 @@ class Results(Record):
 
     def rows(self) -> list[dict[str, Any]]:
         """A flat row for each score, as `series` gives them."""
-        return rows_of(self, self.report.mode)
+        return rows_of(self)
 
 
 def results_of(state: State, paths: EvaluationPaths, events: Sequence[AnyEvent] | None = None) -> Results:
@@ -375,56 +356,32 @@ def results_of(state: State, paths: EvaluationPaths, events: Sequence[AnyEvent] 
     if over and not raw and paths.results.exists():
         said = f"{paths.results} cannot be read; these scores are those of its tasks' own files"
     report = report.model_copy(update={"warnings": (*filter(None, [said]), *report.warnings)})
-    return _results(report, raw or merged_results(state), paths)
+    return _results(report, raw or merged_results(state, *scores_in(state)), paths)
 
 
 def results_in_files(paths: EvaluationPaths) -> Results | None:
-    """Results of an evaluation that has ended, from report.json and results.json alone; None where one cannot be read.
-
-    OperatorError then, where its journal has another format.
-    """
+    """Results of an evaluation that has ended, from report.json and results.json alone; None where one cannot be read."""
     try:
         report = Report.model_validate_json(paths.report.read_bytes())
         return _results(report, json.loads(paths.results.read_bytes()), paths)
-    except (OSError, ValueError) as error:
-        if has_other_format(paths.journal):
-            raise OperatorError(f"{paths.root}: its report or results cannot be read: {error}") from error
+    except (OSError, ValueError):
         return None
 
 
 def _results(report: Report, raw: dict[str, Any], paths: EvaluationPaths) -> Results:
-    known = report.makespan_seconds is not None
-    return Results(
-        evaluation_id=report.evaluation_id,
-        status=report.status,
-        suite=report.suite,
-        checkpoint=report.checkpoint,
-        step=report.step,
-        scores=scores_of(raw),
-        failed=raw.get("failed", {}),
-        makespan_seconds=report.makespan_seconds,
-        paused_seconds=report.paused_seconds if known else None,
-        gpu_seconds=report.gpu_seconds if known else None,
-        folder=paths.root,
-        report=report,
-        raw=raw,
-    )
+    known = dict(made_of(report.head, raw, report))
+    known["scores"] = tuple(score for score in known["scores"] if score.filter != DENSE)
+    return Results(**known, folder=paths.root, report=report, raw=raw)
 
 
-def rows_of(point: Point | Results, mode: str) -> list[dict[str, Any]]:
+def rows_of(made: Evaluation) -> list[dict[str, Any]]:
     """A flat row for each score; one row without a score where there is none."""
-    head = {
-        "evaluation_id": point.evaluation_id,
-        "suite": point.suite,
-        "step": point.step,
-        "checkpoint": point.checkpoint,
-        "status": point.status,
-    }
-    tail = {
-        "makespan_seconds": point.makespan_seconds,
-        "paused_seconds": point.paused_seconds or 0.0,
-        "gpu_seconds": point.gpu_seconds,
-        "mode": mode,
-    }
-    scores = [{name: getattr(score, name) for name in SCORE_COLUMNS} for score in point.scores]
+    head, tail = (
+        {name: getattr(made, name) for name in names}
+        for names in (
+            ("evaluation_id", "suite", "step", "checkpoint", "status"),
+            ("makespan_seconds", "paused_seconds", "gpu_seconds", "mode"),
+        )
+    )
+    scores = [{name: getattr(score, name) for name in SCORE_COLUMNS} for score in made.scores]
     return [{**head, **score, **tail} for score in scores or [dict.fromkeys(SCORE_COLUMNS)]]

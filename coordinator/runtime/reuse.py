@@ -350,7 +350,7 @@ def _score(
     scores = Path(earlier.scores[theirs])
     if not exists(scores) or _scores_otherwise(scores, ours.present):
         return None
-    # of the entry's own file, or of the one into which it was merged; without any they are made of the samples
+    # of the entry's own file, or of the one into which it was merged
     own = files_in(earlier.paths.scores, f"{theirs:03d}-*.parquet")
     for file in own[-1:] or filter(exists, [earlier.paths.documents]):
         _link(file, ours.paths.columns(entry, int(file.stem[-3:]) if own else theirs))

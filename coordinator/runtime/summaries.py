@@ -16,7 +16,7 @@ from coordinator.base.words import first_of
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
 from coordinator.evaluation.records import EvaluationRecord
-from coordinator.runtime.summary import Summary, read_evaluation, read_file, read_summary
+from coordinator.runtime.summary import Summary, read_evaluation, read_file
 from evaljobs.contract.paths import EvaluationPaths
 
 ENDED_SECONDS = (
@@ -106,7 +106,7 @@ class Summaries:
                 self._replayed.pop(name, None)
             else:
                 paths = EvaluationPaths(Path(self._config.work_dir) / name)
-                summary = read_summary(paths) or self._by_journal(paths)
+                summary = self._by_journal(paths)
             if summary is not None:
                 yield summary
 

@@ -17,7 +17,7 @@ from coordinator.allocation.demand import IN_USE
 from coordinator.cluster import JobState
 from coordinator.cluster.slurm_limits import in_words
 from coordinator.evaluation.state import EntryState, JobInfo, Phase, State
-from coordinator.report.learning_curves import ScoreValue
+from coordinator.report.scores import ScoreValue, first_of_each, groups_of, scores_of, top_scores
 from coordinator.runtime.summary import (
     NO_SLOT,
     WARNINGS,
@@ -27,11 +27,9 @@ from coordinator.runtime.summary import (
     Task,
     Timed,
     failed_jobs,
-    first_of_each,
-    groups_or_tasks,
     known_by,
     read_json,
-    with_costs,
+    with_document,
 )
 from evaljobs.contract.folded import archive_of
 from evaljobs.contract.names import ShardId
@@ -128,7 +126,7 @@ def summary_now(
     if state.ended_at is None:
         failed = failed_jobs(paths) if failed is None else failed
         return made.model_copy(update={"failed_jobs": dict(failed)})
-    return with_costs(made, paths).model_copy(update={"journal_bytes": paths.journal.stat().st_size})
+    return with_document(made, paths).model_copy(update={"journal_bytes": paths.journal.stat().st_size})
 
 
 def _values(read: Callable[[str, int], Sequence[ScoreValue]], entry: EntryState) -> Sequence[ScoreValue]:
@@ -141,7 +139,8 @@ def _values(read: Callable[[str, int], Sequence[ScoreValue]], entry: EntryState)
 
 def values_in(file: str, _written_at: int) -> Sequence[ScoreValue]:
     """The values in a score file."""
-    return groups_or_tasks(read_json(Path(file)))
+    results = read_json(Path(file))
+    return top_scores(scores_of(results), groups_of(results))
 
 
 def _tasks(state: State, scores: Values) -> Iterator[Task]:

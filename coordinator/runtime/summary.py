@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -20,8 +20,17 @@ from pydantic import Field, ValidationError
 from coordinator.base.words import clock_time
 from coordinator.diagnosis.verdict import in_words
 from coordinator.evaluation.records import JOURNAL_FORMAT, EvaluationRecord
-from coordinator.report.gpu_use import slot_word
-from coordinator.report.learning_curves import SCORES, ScoreValue, scores_of
+from coordinator.report.load_series import documents
+from coordinator.report.scores import (
+    Ended,
+    Evaluation,
+    Head,
+    Scores,
+    ScoreValue,
+    first_of_each,
+    head_of,
+    top_scores,
+)
 from coordinator.runtime.causes import failures, of_outcome, of_trial
 from coordinator.runtime.work_lock import WorkLock
 from evaljobs.contract import folded
@@ -29,14 +38,13 @@ from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import Kept
 from evaljobs.contract.storage import write_atomic
 
-SCHEMA_VERSION: Literal[2] = 2
+SCHEMA_VERSION: Literal[3] = 3
 WRITE_SECONDS = 5.0  # least between two writes of one evaluation's summary
 SILENT_SECONDS = 90.0  # without a sign of its coordinator: then an evaluation reads "stopped"
 MOST_BYTES = 64 * 1024  # of a summary
 CUTS = (200, 60, 20, 5)  # members that its lists keep where it would be larger: the first that suffices
 CUT_TEXT = 200  # characters of an error then
 WARNINGS = 5  # of a summary: the last ones
-CAUSES = ("infer", "imports", "load", "warm", "dump", "wait", "other")  # of GPU seconds: fields of `GpuUse`
 GIVEN_UP = "given up"  # only `retry` brings it back
 NOTHING_FREE = "nothing that it could run on is free"
 NO_SLOT = f"{NOTHING_FREE} (`evalspan status` says what is used)"
@@ -54,12 +62,10 @@ class Timed(Kept):
 class Task(Kept):
     """A task of the suite. `scores`: up to SCORES_SHOWN of a task scored lately, else its main one."""
 
-    model_config = SCORES
-
     name: str
     state: str  # to build | building requests | to infer | executing | scoring | scored | failed
     error: str = ""  # why it has no score
-    scores: tuple[ScoreValue, ...] = ()
+    scores: Scores = ()
 
 
 class Lane(Kept):
@@ -92,24 +98,19 @@ class Parked(Kept):
     cancelled: str = ""
 
 
-class Summary(Kept):
-    """One evaluation. Times ending in `_at` and `_until` are unix seconds, others seconds."""
+class Summary(Ended):
+    """One evaluation. Times ending in `_at` and `_until` are unix seconds, others seconds.
 
-    model_config = SCORES
+    Of its document's scores, the main one of each task or group: thousands of summaries are read at once.
+    """
 
-    schema_version: Literal[2]  # one of another version is made anew
-    evaluation_id: str
+    schema_version: Literal[3]  # one of another version is made anew
     written_at: float
     journal_format: int = 0  # of an evaluation of which this is another one than today's, only the end counts
     journal_bytes: int = 0  # at the end; 0 before
 
-    suite: str = ""
-    mode: str = "exact"
-    step: int | None = None
-    checkpoint: str = ""  # the folder that training wrote
     converted_digest: str | None = None  # of the announced checkpoint: names its converted copy
     priority: int = 0  # higher is served first
-    accepted_at: float = 0.0
     ended_at: float | None = None
 
     phase: str = "running"  # of `evaluation.state.Phase`
@@ -147,15 +148,6 @@ class Summary(Kept):
         default_factory=dict
     )  # job or trial -> the last line of its error; mended ones included
     warnings: tuple[str, ...] = ()  # the last ones
-
-    # at the end, of results.json and report.json; None: not known
-    scores: tuple[ScoreValue, ...] = ()  # the main one of each task or group
-    makespan_seconds: float | None = None  # from acceptance to the last score, without pauses
-    gpu_seconds: Mapping[str, float] = Field(default_factory=dict)  # cause -> GPU seconds
-    slot: str = "GPU"  # what these seconds are of
-    staged_bytes: int = 0
-    at_chance: bool = False  # each task scores as guessing would
-    fell_to_chance: str = ""  # then: which earlier checkpoint of the training did not, in a sentence
 
     left_out: str = ""  # where it was cut: what has the rest
 
@@ -276,14 +268,6 @@ def _first(texts: Mapping[str, str], most: int) -> dict[str, str]:
     return {name: text[:CUT_TEXT] for name, text in list(texts.items())[:most]}
 
 
-def read_summary(paths: EvaluationPaths) -> Summary | None:
-    """The summary of its file, or of its other files where it has ended in another journal format.
-
-    None where only its journal says how it stands; also where a retry was journalled since.
-    """
-    return read_file(str(paths.root)) or _of_files(paths)
-
-
 def read_file(root: str) -> Summary | None:
     """The valid summary in the folder of an evaluation; None without one. For thousands: no paths, no buffers."""
     try:
@@ -299,6 +283,11 @@ def read_file(root: str) -> Summary | None:
     except (OSError, ValidationError):
         return None
     return found if counts and found.evaluation_id == root.rpartition("/")[2] else None
+
+
+def read_summary(paths: EvaluationPaths) -> Summary | None:
+    """The valid summary; None where only the journal says how it stands, as where a retry was journalled since."""
+    return read_file(str(paths.root))
 
 
 def ended(paths: EvaluationPaths) -> Summary | None:
@@ -326,99 +315,34 @@ def of_record(paths: EvaluationPaths, fault: str) -> Summary:
 def known_by(record: EvaluationRecord) -> dict[str, Any]:
     """Fields of a summary that the record gives."""
     return {
+        **head_of(record),
         "schema_version": SCHEMA_VERSION,
         "journal_format": JOURNAL_FORMAT,
-        "evaluation_id": record.evaluation_id,
-        "suite": record.suite.name,
-        "mode": record.suite.mode or "exact",
-        "step": record.checkpoint.step,
-        "checkpoint": record.checkpoint.announced,
         "priority": record.priority,
-        "accepted_at": record.accepted_at,
         "entries": len(record.suite.tasks),
     }
-
-
-def _of_files(paths: EvaluationPaths) -> Summary | None:
-    """Of an evaluation that has ended under an earlier version, from its files; None of any other."""
-    try:
-        size = paths.journal.stat().st_size
-    except OSError:  # another folder of the work folder
-        return None
-    from coordinator.runtime.journal import has_other_format  # noqa: PLC0415 (few evaluations need the state machine)
-
-    before = read_json(paths.status)
-    if before.get("what") != "ended" or before.get("journal_bytes") != size:
-        before = {}
-    if not before:
-        lines = paths.journal.read_bytes() if has_other_format(paths.journal) else b""
-        if lines.rfind(b'"kind":"results-written"') <= lines.rfind(b'"kind":"retry-asked"'):
-            return None
-    try:
-        return _of_earlier(paths, before, size)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:  # files that a person has changed
-        return of_record(paths, f"its report or results cannot be read: {error!r}")
-
-
-def _of_earlier(paths: EvaluationPaths, before: Mapping[str, Any], size: int) -> Summary:
-    """`before`: its status.json of an earlier version, or empty; `size`: bytes of its journal."""
-    report, results = read_json(paths.report), read_json(paths.results)
-    failed, shards = results.get("failed", {}), len(report.get("shards", ()))
-    known = {
-        "ended_at": (paths.results if results else paths.journal).stat().st_mtime,
-        "cancelled": "on request" if report.get("status") == "cancelled" else "",
-        "shards": shards,
-        "shards_done": shards,
-        "scored": sum(entry["status"] == "scored" for entry in report.get("entries", ())),
-        "warnings": report.get("warnings", ())[-WARNINGS:],
-        "converted_digest": None,
-    }
-    tasks = [Task(name=name, state="failed", error=why) for name, why in before.get("errors", failed).items()]
-    known = {name: before.get(name, value) for name, value in known.items()}
-    known |= {"journal_bytes": size, "tasks": tuple(tasks), "warnings": tuple(known["warnings"])}
-    found = of_record(paths, "").model_copy(update=known)
-    return with_costs(found, paths)
 
 
 # --- the end ---------------------------------------------------------------------------------------------------------
 
 
-def with_costs(summary: Summary, paths: EvaluationPaths) -> Summary:
-    """The summary of one that has ended, with what its results, report and outcomes say of scores, costs and failures."""
-    report, gpus = read_json(paths.report), read_json(paths.report).get("gpus", ())
-    results = read_json(paths.results)
-    said = results.get("evalspan", {})
+def with_document(summary: Summary, paths: EvaluationPaths) -> Summary:
+    """The summary of one that has ended, with what its document and its outcomes say of scores, costs and failures."""
+    (found,) = documents(paths.root.parent, [summary])
+    said = {name: getattr(found, name) for name in Ended.model_fields.keys() - Head.model_fields.keys()}
+    words = {
+        t: in_words(of_trial(paths, t, word), f"its job ended: {word}") for t, word in found.died.items()
+    }
     return summary.model_copy(
         update={
+            **said,
             "phase": "ended",
-            "nodes": (),
             "stage": "cancelled" if summary.cancelled else "ended",
-            "scores": first_of_each(groups_or_tasks(results)),
-            "at_chance": said.get("at_chance", False),
-            "fell_to_chance": said.get("fell_to_chance", ""),
-            "failed_jobs": {
-                **{
-                    t: in_words(of_trial(paths, t, word), f"its job ended: {word}")
-                    for t, word in died(paths).items()
-                },
-                **failed_jobs(paths),
-            },
-            "makespan_seconds": report.get(
-                "makespan_seconds", (summary.ended_at or 0.0) - summary.accepted_at
-            ),
-            "gpu_seconds": {c: sum(g.get(c, 0.0) * max(1, g["gpus"]) for g in gpus) for c in CAUSES}
-            if gpus
-            else {},
-            "slot": slot_word(gpu.get("device", "") for gpu in gpus),
-            "staged_bytes": report.get("staged_bytes", 0),
+            "nodes": (),
+            "scores": first_of_each(top_scores(found.scores, found.groups)),
+            "failed_jobs": {**words, **failed_jobs(paths)},
         }
     )
-
-
-def died(paths: EvaluationPaths) -> dict[str, str]:
-    """Trials that died without an outcome -> the cluster's word, which stands in the report in capitals."""
-    gpus = read_json(paths.report).get("gpus", ())
-    return {gpu["trial"]: gpu["ended"] for gpu in gpus if gpu["ended"].isupper()}
 
 
 def failed_jobs(paths: EvaluationPaths) -> dict[str, str]:
@@ -426,11 +350,11 @@ def failed_jobs(paths: EvaluationPaths) -> dict[str, str]:
     return {name: in_words(of_outcome(outcome), outcome.error) for name, outcome in failures(paths).items()}
 
 
-def failed_job(paths: EvaluationPaths, errors: Iterable[str]) -> str:
-    """Return the job or trial that ended with one of these errors of tasks, else any that failed; "" where none did."""
-    found, said = failures(paths), list(errors)
+def failed_job(paths: EvaluationPaths, made: Evaluation) -> str:
+    """Return the job or trial that ended with an error of its tasks, else any that failed; "" where none did."""
+    found, said = failures(paths), made.failed.values()
     causes = [name for name, outcome in found.items() if any(outcome.error in error for error in said)]
-    return next(reversed([*died(paths), *found, *causes]), "")
+    return next(reversed([*made.died, *found, *causes]), "")
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -439,22 +363,3 @@ def read_json(file: Path) -> dict[str, Any]:
         if isinstance(found := json.loads(folded.read_bytes(file)), dict):
             return found
     return {}
-
-
-def groups_or_tasks(results: Mapping[str, Any]) -> tuple[ScoreValue, ...]:
-    """Values of groups, and of the tasks that no group holds, in lm-eval's results."""
-    groups: Mapping[str, Any] = results.get("groups") or {}
-    if not groups:
-        return scores_of(results)
-    below = {name for members in (results.get("group_subtasks") or {}).values() for name in members}
-    top = {g: values for g, values in groups.items() if g not in below}
-    alone = {t: v for t, v in (results.get("results") or {}).items() if t not in below and t not in groups}
-    return scores_of({**results, "results": alone, "groups": top or groups})
-
-
-def first_of_each(scores: Iterable[ScoreValue]) -> tuple[ScoreValue, ...]:
-    """The main metric of each task: the first that lm-eval lists for it."""
-    found: dict[str, ScoreValue] = {}
-    for score in scores:
-        found.setdefault(score.task, score)
-    return tuple(found.values())

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from coordinator.errors import OperatorError
-from coordinator.report.learning_curves import Point, in_order
+from coordinator.report.learning_curves import in_order
+from coordinator.report.scores import Evaluation
 from evaljobs.contract.columns import DENSE
 
 
@@ -44,16 +45,16 @@ COMMON = frozenset({"checkpoint", "checkpoints", "ckpt", "ckpts", "snapshots"})
 
 
 def export_points(
-    module: str, points: Iterable[Point], out: Path, *, run: str | None = None, project: str = "evalspan"
+    module: str, points: Iterable[Evaluation], out: Path, *, run: str | None = None, project: str = "evalspan"
 ) -> list[Path]:
     """Write a tracker run per training and suite; their paths. OperatorError without the package."""
     write: Tracker = importlib.import_module(module).write
     return [write(rows, out.absolute(), name, project) for name, rows in runs_of(points, run).items()]
 
 
-def runs_of(points: Iterable[Point], run: str | None = None) -> dict[str, list[Row]]:
+def runs_of(points: Iterable[Evaluation], run: str | None = None) -> dict[str, list[Row]]:
     """Rows by tracker run: `run` (or the checkpoints' folder) and the suite."""
-    groups: dict[str, list[Point]] = {}
+    groups: dict[str, list[Evaluation]] = {}
     for point in points:
         groups.setdefault(run_of(point, run), []).append(point)
     return {
@@ -61,12 +62,12 @@ def runs_of(points: Iterable[Point], run: str | None = None) -> dict[str, list[R
     }
 
 
-def _row(point: Point) -> Row:
+def _row(point: Evaluation) -> Row:
     step = point.step if point.step is not None else int(point.accepted_at)
     return Row(point.evaluation_id, step, point.ended_at, values_of(point))
 
 
-def run_of(point: Point, run: str | None = None) -> str:
+def run_of(point: Evaluation, run: str | None = None) -> str:
     """`run` and the suite; by default the checkpoints' folder, or its parent where the folder has a usual name."""
     folder = Path(point.checkpoint).parent
     if folder.name.lower() in COMMON and folder.parent.name:
@@ -74,7 +75,7 @@ def run_of(point: Point, run: str | None = None) -> str:
     return f"{run or folder.name or 'checkpoints'}-{point.suite}"
 
 
-def values_of(point: Point) -> dict[str, float]:
+def values_of(point: Evaluation) -> dict[str, float]:
     """Every number of a point, by its name in all trackers.
 
     `_differs` is 1 where the point is not comparable with the one before it.

@@ -24,8 +24,9 @@ from pydantic import Field, ValidationError
 from coordinator.base.aside import Aside
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
-from coordinator.report.learning_curves import Point, make_series
-from coordinator.report.load_series import points
+from coordinator.report.learning_curves import make_series
+from coordinator.report.load_series import find_series
+from coordinator.report.scores import Evaluation
 from coordinator.trackers import TRACKERS, export_points, run_of
 from evaljobs import log_lines
 from evaljobs.contract.paths import EvaluationPaths
@@ -105,11 +106,10 @@ def export_left(config: Config) -> list[str]:
     with locked(work / FOLDER / "lock"):  # the export of a killed daemon may still run
         # read before the results themselves
         ages = {file.parent.name: _age(file) for file in work.glob("*/results.json")}
-        found = [
-            p for p in points(work, "*", dense=None) if p.evaluation_id in ages and p.status != "unreadable"
-        ]
+        every = find_series(work, "*", mixed=True) if ages else []
+        found = [p for p in every if p.evaluation_id in ages and p.status != "unreadable"]
         ended = make_series(found, config.gpu_hour_price).points
-        runs: dict[str, list[Point]] = {}
+        runs: dict[str, list[Evaluation]] = {}
         for point in ended:
             runs.setdefault(run_of(point), []).append(point)
         errors = [
@@ -120,7 +120,9 @@ def export_left(config: Config) -> list[str]:
         return [error for error in errors if error]
 
 
-def _export(work: Path, target: Target, run: str, group: Sequence[Point], ages: Mapping[str, int]) -> str:
+def _export(
+    work: Path, target: Target, run: str, group: Sequence[Evaluation], ages: Mapping[str, int]
+) -> str:
     """Write a run where the tracker lacks one of its evaluations; its error, or ""."""
     folders = [EvaluationPaths(work / point.evaluation_id) for point in group]
     left = [
@@ -136,7 +138,7 @@ def _export(work: Path, target: Target, run: str, group: Sequence[Point], ages: 
     return f"{target.tracker}: {run}: {error}" if error else ""
 
 
-def _try(target: Target, group: Sequence[Point]) -> str | None:
+def _try(target: Target, group: Sequence[Evaluation]) -> str | None:
     """Export a group; None, or the error. A tracker's package may raise anything, also SystemExit."""
     os.environ.update(target.env)
     try:

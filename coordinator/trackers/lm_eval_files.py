@@ -20,7 +20,7 @@ from typing import Any
 from coordinator.errors import OperatorError
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.report.columns import sample_file
-from coordinator.report.measurements import Report
+from coordinator.report.load_series import read_document
 from evaljobs.contract.folded import read_bytes
 from evaljobs.contract.paths import EvaluationPaths, slug
 from evaljobs.contract.storage import FrameError, read_plain, write_atomic
@@ -42,17 +42,16 @@ def write(evaluation: Path, out: Path) -> list[Path]:
     paths = EvaluationPaths(evaluation)
     try:
         results: dict[str, Any] = json.loads(paths.results.read_bytes())
-        report = Report.model_validate_json(paths.report.read_bytes())
+        document = read_document(paths)
         record = EvaluationRecord.model_validate_json(paths.evaluation.read_bytes())
     except (OSError, ValueError) as error:
         raise OperatorError(f"{evaluation} has no results to export: {error}") from error
     alone = out.suffix == ".json"
-    folder, begin = (out.parent, out.stem) if alone else (out / model_folder(report.checkpoint), "results")
+    folder, begin = (out.parent, out.stem) if alone else (out / model_folder(document.checkpoint), "results")
     folder.mkdir(parents=True, exist_ok=True)
-    ended = report.accepted_at + (report.makespan_seconds or 0.0) + report.paused_seconds
     # lm_eval writes local time without a zone; UTC is the same everywhere.
     date = (
-        datetime.fromtimestamp(ended, UTC)
+        datetime.fromtimestamp(document.ended_at, UTC)
         .replace(tzinfo=None)
         .isoformat(timespec="microseconds")
         .replace(":", "-")
@@ -71,15 +70,15 @@ def write(evaluation: Path, out: Path) -> list[Path]:
         **tokenizer_facts(checkpoint),
         "task_hashes": hashes,
         "model_source": model,
-        "model_name": report.checkpoint,
-        "model_name_sanitized": model_folder(report.checkpoint),
+        "model_name": document.checkpoint,
+        "model_name_sanitized": model_folder(document.checkpoint),
         "system_instruction": suite.system_instruction,
         "system_instruction_sha": _sha(suite.system_instruction),
         "chat_template": template,
         "chat_template_sha": _sha(template),
         "fewshot_as_multiturn": suite.fewshot_as_multiturn,
-        "date": report.accepted_at,
-        "total_evaluation_time_seconds": str(report.makespan_seconds),
+        "date": document.accepted_at,
+        "total_evaluation_time_seconds": str(document.makespan_seconds),
     }
     written.append(folder / f"{begin}_{date}.json")
     write_atomic(written[-1], json.dumps(results, indent=2, ensure_ascii=False).encode())

@@ -10,23 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coordinator.errors import OperatorError
-from coordinator.evaluation.records import EvaluationRecord
 from coordinator.report.columns import documents
-from coordinator.report.learning_curves import Point
+from coordinator.report.scores import Evaluation
 from evaljobs.contract.columns import packed
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.contract.storage import read_record
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def write_documents(work_dir: Path, points: Sequence[Point], file: Path) -> Path:
+def write_documents(work_dir: Path, points: Sequence[Evaluation], file: Path) -> Path:
     """Write the documents of these evaluations. OperatorError where none is known."""
     import pyarrow as pa  # noqa: PLC0415 (other commands start without it)
     from pyarrow import parquet  # noqa: PLC0415
 
-    known = [point for point in points if documents(*_folder(work_dir, point)).rows]
+    known = [point for point in points if documents(EvaluationPaths(work_dir / point.evaluation_id)).rows]
     if not known:
         raise OperatorError("no documents are known of these evaluations: their samples were pruned")
     schema = pa.unify_schemas([_table(work_dir, point).schema for point in known])
@@ -40,16 +38,11 @@ def write_documents(work_dir: Path, points: Sequence[Point], file: Path) -> Path
     return partial.replace(file)
 
 
-def _folder(work_dir: Path, point: Point) -> tuple[EvaluationPaths, EvaluationRecord]:
-    paths = EvaluationPaths(work_dir / point.evaluation_id)
-    return paths, read_record(paths.evaluation, EvaluationRecord)
-
-
-def _table(work_dir: Path, point: Point) -> pa.Table:
+def _table(work_dir: Path, point: Evaluation) -> pa.Table:
     import pyarrow as pa  # noqa: PLC0415
     from pyarrow import parquet  # noqa: PLC0415
 
-    content = packed(documents(*_folder(work_dir, point)).parts())
+    content = packed(documents(EvaluationPaths(work_dir / point.evaluation_id)).parts())
     table = parquet.read_table(pa.BufferReader(content)).combine_chunks()
     table = table.set_column(1, "task", table["task"].cast(pa.string()))
     table = table.add_column(0, "step", pa.array([point.step] * len(table), pa.int64()))

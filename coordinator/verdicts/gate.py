@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from coordinator.errors import OperatorError
-from coordinator.verdicts.paired import Estimate, interval
+from coordinator.verdicts.paired import Paired, interval
 from evaljobs.contract.columns import DENSE, SUITE_MEAN
 from evaljobs.contract.specs import Record
 
@@ -102,7 +102,7 @@ def judge(policy: Policy, rows: Sequence[Mapping[str, Any]]) -> list[Ruling]:
             )
         present = sum(not _is_missing(r) for r in named)
         for row in named:
-            outcome, why = _judged(rule, row, rows, present)
+            outcome, why = _judged(rule, row, present)
             found.append(Ruling(row["task"], row["metric"], outcome, why, rule.tier, rule.required))
     return found
 
@@ -123,7 +123,7 @@ def _is_suite_mean(row: Mapping[str, Any]) -> bool:
     return bool(row["leaves"]) and row["metric"] == SUITE_MEAN
 
 
-def _judged(rule: Rule, row: Row, rows: Sequence[Row], count: int) -> tuple[Outcome, str]:
+def _judged(rule: Rule, row: Row, count: int) -> tuple[Outcome, str]:
     """Judge one score by the worst of a rule's demands. `count`: scores of the checkpoint that the rule names."""
     said: list[tuple[Outcome, str]] = []
     before, value, documents = row["values"][0], row["values"][-1], row["documents"][-1]
@@ -142,41 +142,26 @@ def _judged(rule: Rule, row: Row, rows: Sequence[Row], count: int) -> tuple[Outc
     if rule.max_relative_drop is not None and before is not None:
         drops.append(rule.max_relative_drop * abs(before))
     if drops or rule.max_relative_drop is not None:
-        one = _difference(row, rows)
+        one = _difference(row)
         said.append(("undecidable", one) if isinstance(one, str) else _drop(one, min(drops), rule, count))
     worst: Outcome = min((one for one, _ in said), key=WORST.index, default="pass")
     return worst, "; ".join(text for _, text in said) or f"{value:.4f}"
 
 
-def _difference(row: Row, rows: Sequence[Row]) -> Estimate | str:
-    """Estimate how much better the score is than the baseline's, of a group over all documents of its tasks; or why not."""
-    if _is_suite_mean(row):
-        return "the mean of a suite's group: only at_least can be asked of it"
-    members = row["leaves"] or [row["task"]]
-    parts = [r["verdicts"][-1] for r in rows if r["task"] in members and r["metric"] == row["metric"]]
-    if len(parts) < len(members) or any("why" in part for part in parts):
-        return f"not comparable: {next((p['why'] for p in parts if 'why' in p), 'a task of it has no such score')}"
-    count = sum(part["documents"] for part in parts)
-    sign = 1 if row["higher_is_better"] else -1
-    change = sum(part["difference"] * part["documents"] for part in parts) / count
-    if row["leaves"] and abs(change - (row["values"][-1] - row["values"][0])) > 1e-6:
-        return "its score is no mean over the documents of its tasks"
-    flips = [
-        None if None in found else sum(found)
-        for found in ([part[way] for part in parts] for way in ("gained", "lost")[::sign])
-    ]
-    return Estimate(
-        documents=count,
-        difference=sign * change,
-        stderr=math.sqrt(sum((part["stderr"] * part["documents"] / count) ** 2 for part in parts)),
-        degrees=sum(part["degrees"] for part in parts),
-        span=max(part["span"] for part in parts),
-        gained=flips[0],
-        lost=flips[1],
+def _difference(row: Row) -> Paired | str:
+    """How much better the score is than the baseline's, of a task or a group; or why that is not known."""
+    said = row["verdicts"][-1]
+    if "why" in said:
+        return f"not comparable: {said['why']}"
+    one = Paired.of(said)
+    return (
+        one
+        if row["higher_is_better"]
+        else one._replace(difference=-one.difference, gained=one.lost, lost=one.gained)
     )
 
 
-def _drop(one: Estimate, limit: float, rule: Rule, count: int) -> tuple[Outcome, str]:
+def _drop(one: Paired, limit: float, rule: Rule, count: int) -> tuple[Outcome, str]:
     """Judge a difference by its interval: the lower end passes, the upper one, corrected for `count` scores, fails."""
     low, high = interval(one, rule.confidence)[0], interval(one, 1 - (1 - rule.confidence) / count)[1]
     level = f"one-sided {100 * rule.confidence:g} %"

@@ -11,8 +11,7 @@ interval for the difference in proportions for the paired-sample design" (1998).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -27,65 +26,77 @@ FEW = 20  # below so many clusters, or documents without clusters, signs are ran
 LARGEST = 0.5  # share of the documents in one cluster, from which there is no comparison: fewer than four effective ones
 HALVINGS = 50  # of an interval's end, to 1e-15
 
-Test = Literal["paired t", "clustered t", "signs", "pooled t"]
 Verdict = Literal["better", "worse", "no evidence"]
 
 
-class Difference(NamedTuple):
-    """What of two checkpoints' difference in a score is kept. Fields as of `Estimate`."""
+class Paired(NamedTuple):
+    """Mean over documents of a metric's values less those of the baseline, and what its test and interval follow from."""
 
-    documents: int
-    difference: float
-    variance: float
-    degrees: float
-    gained: int | None
-    lost: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """Mean over documents of a metric's values less those of the baseline, and what its interval follows from."""
-
-    documents: int
+    documents: int  # that both checkpoints have
     difference: float  # mean, in the metric's own unit
-    stderr: float  # of the mean difference
+    variance: float  # of the mean difference
     degrees: float  # of freedom; one less than the effective number of clusters, or of documents
     span: float  # largest value less the smallest one, of both checkpoints
     gained: int | None  # of a 0/1 metric: documents that went from 0 to 1
     lost: int | None
+    clusters: int | None = None  # None: documents are taken as independent
+    signs: float | None = None  # two-sided p under all signs, where that is the test
+    tasks: int | None = None  # of which it is the mean; None: it is of one
 
-    def kept(self) -> Difference:
-        """The estimate without its span."""
-        return Difference(
-            self.documents, self.difference, self.stderr**2, self.degrees, self.gained, self.lost
+    @property
+    def stderr(self) -> float:
+        """Of the mean difference."""
+        return math.sqrt(self.variance)
+
+    @property
+    def test(self) -> str:
+        """Paired t | clustered t | signs | pooled t."""
+        if self.signs is not None:
+            return "signs"
+        return (
+            "pooled t" if self.tasks is not None else "paired t" if self.clusters is None else "clustered t"
         )
 
+    @property
+    def p(self) -> float:
+        """Two-sided; but for signs Student's."""
+        from scipy import special  # noqa: PLC0415 (other commands start without it)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Paired(Estimate):
-    """A comparison over the documents that both checkpoints have."""
+        if self.signs is not None:
+            return self.signs
+        if not self.variance:
+            return float(self.difference == 0)
+        return 2 * float(special.stdtr(self.degrees, -abs(self.difference) / self.stderr))
 
-    clusters: int | None  # None: documents are taken as independent
-    p: float  # two-sided
-    test: Test
-    mcnemar: float | None  # two-sided p of the flips
+    @property
+    def mcnemar(self) -> float | None:
+        """Two-sided p of the flips."""
+        from scipy import special  # noqa: PLC0415
+
+        if self.gained is None or self.lost is None or self.tasks is not None:
+            return None
+        flips = self.gained + self.lost
+        return min(1.0, 2 * float(special.bdtr(min(self.gained, self.lost), flips, 0.5))) if flips else 1.0
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> Paired:
+        """The comparison that `facts` are of, but for its signs."""
+        known = {name: facts[name] for name in cls._fields if name in facts}
+        return cls(**known, variance=facts["stderr"] ** 2)
+
+    def facts(self) -> dict[str, Any]:
+        """As JSON has them."""
+        known = {name: value for name, value in self._asdict().items() if name not in ("variance", "signs")}
+        if self.tasks is None:
+            del known["tasks"]
+        return {**known, **{name: getattr(self, name) for name in ("stderr", "p", "test", "mcnemar")}}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pooled(Paired):
-    """A comparison of the mean of several tasks."""
+def paired(before: Values, after: Values, clusters: Sequence[Any] | None = None) -> Paired | str:
+    """Compare two checkpoints; a text says why they cannot be compared.
 
-    tasks: int
-
-
-def estimate(before: Values, after: Values, clusters: Sequence[Any] | None = None) -> Estimate | str:
-    """Estimate the difference of two checkpoints, as `paired` does, without its test."""
-    found = _estimate(before, after, clusters)
-    return found if isinstance(found, str) else found[0]
-
-
-def _estimate(before: Values, after: Values, clusters: Sequence[Any] | None) -> tuple[Estimate, Values] | str:
-    """(the estimate, differences of the documents or summed by cluster)."""
+    Arrays: a value a document, in the same order, without NaN; `clusters`: its cluster.
+    """
     import numpy as np  # noqa: PLC0415 (other commands start without it)
 
     differences = after - before
@@ -104,56 +115,16 @@ def _estimate(before: Values, after: Values, clusters: Sequence[Any] | None) -> 
         sums, spread = (np.bincount(groups, weights=each) for each in (differences, differences - mean))
         degrees = float(1 / (shares @ shares) - 1)
         variance = float((spread**2 / (1 - shares)).sum()) / count**2
-    flips: list[int] | list[None] = [None, None]
+    gained = lost = None
     if all(np.isin(values, (0.0, 1.0)).all() for values in (before, after)):
-        flips = [int((after > before).sum()), int((after < before).sum())]
+        gained, lost = int((after > before).sum()), int((after < before).sum())
     span = float(max(before.max(), after.max()) - min(before.min(), after.min()))
-    one = Estimate(
-        documents=count,
-        difference=mean,
-        stderr=variance**0.5,
-        degrees=degrees,
-        span=span,
-        gained=flips[0],
-        lost=flips[1],
-    )
-    return one, sums
+    signs = _signs(sums) if len(sums) < FEW else None
+    number = None if clusters is None else len(sums)
+    return Paired(count, mean, variance, degrees, span, gained, lost, number, signs)
 
 
-def paired(before: Values, after: Values, clusters: Sequence[Any] | None = None) -> Paired | str:
-    """Compare two checkpoints; a text says why they cannot be compared.
-
-    Arrays: a value a document, in the same order, without NaN; `clusters`: its cluster.
-    """
-    from scipy import stats  # noqa: PLC0415 (other commands start without it)
-
-    found = _estimate(before, after, clusters)
-    if isinstance(found, str):
-        return found
-    one, sums = found
-    if len(sums) < FEW:
-        test: Test = "signs"
-        p = _signs(sums)
-    else:
-        test = "paired t" if clusters is None else "clustered t"
-        p = _p_of_t(one.difference, one.stderr, one.degrees)
-    mcnemar = None
-    if one.gained is not None and one.lost is not None:
-        flips = one.gained + one.lost
-        mcnemar = float(stats.binomtest(one.gained, flips).pvalue) if flips else 1.0
-    return Paired(
-        **asdict(one), clusters=None if clusters is None else len(sums), p=p, test=test, mcnemar=mcnemar
-    )
-
-
-def _p_of_t(difference: float, stderr: float, degrees: float) -> float:
-    """Two-sided p of Student's t."""
-    from scipy import stats  # noqa: PLC0415
-
-    return 2 * float(stats.t(degrees).sf(abs(difference) / stderr)) if stderr else float(difference == 0)
-
-
-def pooled(parts: Sequence[Difference], weights: Sequence[float] | None = None) -> Pooled:
+def pooled(parts: Sequence[Paired], weights: Sequence[float] | None = None) -> Paired:
     """Compare the mean of several tasks' scores, of which `parts` are the differences; at least one.
 
     `weights`: of the tasks in the mean, 1 in all; None: alike. Tasks are independent, so the variances add up, and the degrees
@@ -166,24 +137,19 @@ def pooled(parts: Sequence[Difference], weights: Sequence[float] | None = None) 
     spread = sum(e**2 / one.degrees for e, one in zip(errors, parts, strict=True))
     degrees = variance**2 / spread if spread else sum(one.degrees for one in parts)
     flips = [(one.gained, one.lost) for one in parts if one.gained is not None and one.lost is not None]
-    stderr = variance**0.5
-    return Pooled(
+    return Paired(
         documents=sum(one.documents for one in parts),
         difference=difference,
-        stderr=stderr,
+        variance=variance,
         degrees=degrees,
         span=1.0,
         gained=sum(up for up, _ in flips) if flips else None,
         lost=sum(down for _, down in flips) if flips else None,
-        clusters=None,
-        p=_p_of_t(difference, stderr, degrees),
-        test="pooled t",
-        mcnemar=None,
         tasks=len(parts),
     )
 
 
-def interval(one: Estimate, confidence: float) -> tuple[float, float]:
+def interval(one: Paired, confidence: float) -> tuple[float, float]:
     """Return both ends of a difference's interval, each with the one-sided `confidence`.
 
     Of a 0/1 metric it is Tango's score interval with Student's quantile, which holds for few documents and flips, over as many
@@ -191,7 +157,7 @@ def interval(one: Estimate, confidence: float) -> tuple[float, float]:
     most so many might in truth that none is seen by chance, each by `span`.
     """
     quantile = _quantile(one.degrees, confidence)
-    if one.gained is None or one.lost is None or isinstance(one, Pooled):
+    if one.gained is None or one.lost is None or one.tasks is not None:
         unseen = 1 - (1 - confidence) ** (1 / (one.degrees + 1))
         reach = quantile * one.stderr if one.stderr else one.span * unseen
         return one.difference - reach, one.difference + reach
@@ -217,9 +183,9 @@ def _lowest(gained: float, lost: float, count: float, quantile: float) -> float:
 
 @lru_cache(maxsize=4096)
 def _quantile(degrees: float, confidence: float) -> float:
-    from scipy import stats  # noqa: PLC0415
+    from scipy import special  # noqa: PLC0415
 
-    return float(stats.t(degrees).ppf(confidence))
+    return float(special.stdtrit(degrees, confidence))
 
 
 def _signs(sums: Values) -> float:
@@ -244,14 +210,14 @@ def verdicts(found: Sequence[tuple[Paired, bool]]) -> list[tuple[Verdict, float,
     average. The detectable difference is the true one that is found with POWER where no other score has changed, which
     the correction then asks for ALPHA over their number; None where no document differs.
     """
-    from scipy import stats  # noqa: PLC0415
-
-    if not found:
-        return []
-    adjusted = stats.false_discovery_control([one.p for one, _ in found])
-    alone = 1 - ALPHA / 2 / len(found)
+    adjusted: dict[int, float] = {}
+    every, least = [one.p for one, _ in found], 1.0
+    for rank, i in sorted(enumerate(sorted(range(len(every)), key=every.__getitem__), 1), reverse=True):
+        adjusted[i] = least = min(least, every[i] * len(every) / rank)
+    alone = 1 - ALPHA / 2 / max(1, len(found))
     said: list[tuple[Verdict, float, float | None]] = []
-    for (one, higher), p in zip(found, map(float, adjusted), strict=True):
+    for i, (one, higher) in enumerate(found):
+        p = adjusted[i]
         better: Verdict = "better" if (one.difference > 0) == higher else "worse"
         seen = (_quantile(one.degrees, alone) + _quantile(one.degrees, POWER)) * one.stderr
         said.append((better if p < ALPHA and one.difference else "no evidence", p, seen or None))

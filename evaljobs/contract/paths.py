@@ -68,9 +68,9 @@ class EvaluationPaths:
         # File WORK_DIR/ID/status.json: summary, all that is shown of the evaluation: how far it is, what it waits for, why it
         # is parked, scores and costs | the coordinator | kept
         self.status = self.root / "status.json"
-        # File WORK_DIR/ID/point.json: what series show of it, in one small file | the first process that shows its training |
-        # with the evaluation
-        self.point = self.root / "point.json"
+        # File WORK_DIR/ID/ended.json: what it came to: scores, costs and failures, which every view shows | the coordinator, or
+        # the first view | kept
+        self.ended = self.root / "ended.json"
         # File WORK_DIR/ID/documents.parquet: of each document of all tasks its metric values and what its likelihoods say |
         # the coordinator, or the first comparison | kept
         self.documents = self.root / "documents.parquet"

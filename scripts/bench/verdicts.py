@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,13 @@ from scipy import stats
 
 from bench.harness import Options, command, option, row, targets
 from coordinator import hook
-from coordinator.report.columns import columns
+from coordinator.report.columns import documents as documents_of
 from coordinator.report.comparisons import comparison
+from coordinator.report.pairs import Evaluated, compare
+from coordinator.report.scores import made_of
 from coordinator.report.verdicts import add_verdicts
 from coordinator.verdicts.gate import Policy, judge, outcome_of
-from coordinator.verdicts.paired import POWER, Estimate, Paired, interval, paired, verdicts
+from coordinator.verdicts.paired import POWER, Paired, interval, paired, verdicts
 from coordinator.verdicts.series import ALPHA, heights, worse
 from evaljobs.contract.columns import packed
 from evaljobs.contract.paths import EvaluationPaths
@@ -106,15 +107,14 @@ def pairs(rng: Any, options: Options) -> Rows:
     yield row(what, abs(float(np.mean(ratios)) - 1.83), 0.05)
 
 
-def estimates(rng: Any, count: int, gained: float, lost: float, draws: int) -> list[tuple[Estimate, int]]:
+def estimates(rng: Any, count: int, gained: float, lost: float, draws: int) -> list[tuple[Paired, int]]:
     """Unlike estimates of checkpoints whose documents flip with these probabilities, each with how often it was drawn."""
     flips = rng.multinomial(count, (gained, lost, 1 - gained - lost), draws)[:, :2]
     found = []
     for (up, down), times in zip(*np.unique(flips, axis=0, return_counts=True), strict=True):
         change = (up - down) / count
-        error = math.sqrt(((up + down) / count - change**2) / (count - 1))
-        facts = {"documents": count, "difference": change, "stderr": error, "degrees": count - 1, "span": 1.0}
-        found.append((Estimate(**facts, gained=int(up), lost=int(down)), int(times)))
+        variance = ((up + down) / count - change**2) / (count - 1)
+        found.append((Paired(count, change, variance, count - 1, 1.0, int(up), int(down)), int(times)))
     return found
 
 
@@ -164,7 +164,7 @@ def equal(rng: Any) -> list[dict[str, Any]]:
         ((one, _),) = estimates(rng, 500, 0.1, 0.1, 1)
         values = [0.6, 0.6 + one.difference]
         facts = {"task": str(i), "metric": "acc,none", "higher_is_better": True, "leaves": ()}
-        rows.append(facts | {"values": values, "documents": [500, 500], "verdicts": [asdict(one)]})
+        rows.append(facts | {"values": values, "documents": [500, 500], "verdicts": [one.facts()]})
     return rows
 
 
@@ -182,8 +182,12 @@ def large(rng: Any, folder: Path) -> Rows:
             parts[i, f"task{i:02d}"] = made | {"margin": rng.normal(size=DOCUMENTS)}
         place.documents.write_bytes(packed(parts))
     started = time.process_time()
-    rows = comparison([{"results": means} for means in scores])
-    add_verdicts(rows, lambda i, task: columns(paths[i], None, task))
+    each = [
+        Evaluated(made_of({"evaluation_id": place.root.name}, {"results": means}, None), documents_of(place))
+        for place, means in zip(paths, scores, strict=True)
+    ]
+    rows = comparison([one.evaluation for one in each])
+    add_verdicts(rows, [compare(*each)])
     seconds = time.process_time() - started
     assert all("p" in one["verdicts"][0] for one in rows)
     yield row("CPU seconds of comparing 2 x 60 tasks x 14,000 documents", seconds, 3.0)

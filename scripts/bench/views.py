@@ -26,7 +26,7 @@ from coordinator.evaluation.events import Accepted
 from coordinator.evaluation.records import EvaluationRecord, RunOptions
 from coordinator.report.measurements import UNMEASURED, EntryLine, Report, ShardSpan
 from coordinator.runtime.journal import line_of
-from coordinator.runtime.summary import Summary, known_by, with_costs, write_summary
+from coordinator.runtime.summary import Summary, known_by, with_document, write_summary
 from evaljobs.contract.columns import BITS, MARGIN, SHARE, digests, means, packed
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import CheckpointSpec, ModelOptions, SuiteSpec, TaskEntry
@@ -220,7 +220,7 @@ def leave(work: Path, number: int, step: int, tasks: list[Task]) -> None:
         "shards_done": len(spans),
     }
     size = {"journal_bytes": paths.journal.stat().st_size}
-    write_summary(paths, with_costs(Summary(**ended), paths).model_copy(update=size))
+    write_summary(paths, with_document(Summary(**ended), paths).model_copy(update=size))
 
 
 def make(work: Path, checkpoints: int, tasks: int, documents: int) -> None:
@@ -285,8 +285,8 @@ def measure(options: Options) -> tuple[dict[str, Any], bool]:
         started = time.perf_counter()
         if not work.exists():
             make(work, options.checkpoints, options.tasks, options.documents)
-        for paired in work.glob("*/paired.json*"):
-            paired.unlink()
+        for kept in (*work.glob("*/paired.json*"), *work.glob("cache/trainings/*")):
+            kept.unlink()
         figures: dict[str, Any] = {"made_seconds": time.perf_counter() - started}
         rows = []
         for view, argv, out in views(work, Path(folder)):

@@ -28,7 +28,7 @@ from coordinator.config.toml import as_toml
 from coordinator.errors import BugError, RetryError
 from coordinator.intake import suites
 from coordinator.intake.suites import SuiteSettings
-from coordinator.report.learning_curves import ScoreValue
+from coordinator.report.scores import ScoreValue
 from evaljobs.contract.specs import Record, SuiteSpec, TaskEntry
 
 FOLDER = ROOT / "docs" / "reference"
@@ -220,15 +220,16 @@ def _function(name: str) -> Iterator[str]:
 
 
 def _record(record: type) -> Iterator[str]:
-    """Its fields, and its own properties and methods that have a docstring."""
+    """Its fields, inherited ones first, and its own properties and methods that have a docstring."""
     public = "evalspan." if record.__name__ in evalspan.__all__ else ""
     yield f"### `{public}{record.__name__}`"
     yield plain(record.__doc__ or "")
     notes, rows = field_notes(record), []
-    for name, kind in inspect.get_annotations(record).items():
-        if name != "model_config" and not name.startswith("_"):
-            said = str(getattr(kind, "__forward_arg__", kind)).replace(" | ", " or ")
-            rows.append([code(name), code(said), plain(first_upper(notes.get(name, "")))])
+    for base in [base for base in reversed(record.__mro__) if base.__module__.startswith("coordinator")]:
+        for name, kind in inspect.get_annotations(base).items():
+            if name != "model_config" and not name.startswith("_"):
+                said = str(getattr(kind, "__forward_arg__", kind)).replace(" | ", " or ")
+                rows.append([code(name), code(said), plain(first_upper(notes.get(name, "")))])
     for name, value in vars(record).items():
         method = value.fget if isinstance(value, property) else value
         if not name.startswith(("_", "model_")) and inspect.isfunction(method) and method.__doc__:

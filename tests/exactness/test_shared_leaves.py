@@ -25,7 +25,7 @@ from coordinator.intake import request_sets
 from coordinator.intake.source_keys import Present
 from coordinator.planning.make_plan import make_plan
 from coordinator.runtime import reuse
-from coordinator.runtime.finalize import keys_of, merged_results
+from coordinator.runtime.finalize import keys_of, merged_results, scores_in
 from coordinator.runtime.journal import line_of
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import ShardResponses
@@ -155,7 +155,9 @@ class Suite(World):
         """What a later evaluation reads of this one."""
         self.paths.evaluation.write_text(self.record.model_dump_json())
         self.paths.journal.write_bytes(b"".join(map(line_of, self.journal)))
-        said = {**merged_results(self.state), "evalspan": {"batch_size": 1, "keys": keys_of(self.state)}}
+        scores, unread = scores_in(self.state)
+        merged, keys = merged_results(self.state, scores, unread), keys_of(self.state, scores)
+        said = {**merged, "evalspan": {"batch_size": 1, "keys": keys}}
         self.paths.results.write_text(json.dumps(said))
 
 
@@ -174,7 +176,8 @@ def test_each_entry_of_200_overlapping_suites_scores_as_its_own_lm_eval_command(
         state = suite.state
         leaves = [leaf.planned for leaf in state.shards.leaves.values()]
         assert len({leaf.key for leaf in leaves}) == len(leaves), "equal requests were asked twice"
-        merged, keys = merged_results(state), keys_of(state)
+        scores, unread = scores_in(state)
+        merged, keys = merged_results(state, scores, unread), keys_of(state, scores)
         for entry, wanted in zip(state.entries, state.record.suite.tasks, strict=True):
             theirs = lab.theirs(wanted)
             ours = json.loads(Path(entry.result_file).read_text())

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from rich.console import Console
-from support.trainings import point, results
+from support.trainings import compared, point, results
 
 from coordinator.cli.screen import live_screen
 from coordinator.cli.screen.board import board, screen
@@ -22,13 +22,13 @@ from coordinator.cluster.slurm_limits import RULES, in_words, never_starts
 from coordinator.intake import pending
 from coordinator.intake.inbox import Refused
 from coordinator.report import mode_check
-from coordinator.report.comparisons import comparison, heads_of, show_comparison
+from coordinator.report.comparisons import heads_of, show_comparison
 from coordinator.report.gpu_use import GpuUse
-from coordinator.report.learning_curves import ScoreValue, make_series, scores_of
+from coordinator.report.learning_curves import make_series
 from coordinator.report.measurements import UNMEASURED, EntryLine, Report
 from coordinator.report.render import score_table, show
+from coordinator.report.scores import ScoreValue, scores_of
 from coordinator.report.series_screen import show_series
-from coordinator.report.verdicts import add_verdicts
 from coordinator.runtime import observers
 from coordinator.runtime.summary import Halt, Lane, Node, Summary, Task, Timed
 
@@ -56,7 +56,7 @@ def running(name="step-1000-mini-00001000", *, trials=3, **more):
             Task(name="a_task_with_a_rather_long_name", state="to infer"),
         ),
     }  # fmt: skip
-    return Summary(schema_version=2, evaluation_id=name, written_at=NOW, **{**known, **more})
+    return Summary(schema_version=3, evaluation_id=name, written_at=NOW, **{**known, **more})
 
 
 def ended(name=ENDED_ID, **more):
@@ -222,10 +222,10 @@ def documents(of, number, task):
         for name, score in of["results"][task].items()
         if isinstance(score, float)
     }
-    return {"doc_id": np.arange(400), "doc_hash": np.full(400, "h"), **values}
+    return {"doc_id": np.arange(400), "doc_hash": np.arange(400), **values}
 
 
-def compared(*columns, heads=()):
+def series_and_comparison(*columns, heads=()):
     """The series of these results, and their comparison."""
     points = [point(1000 * (i + 1), 0.5, scores=scores_of(each)) for i, each in enumerate(columns)]
     ids = [p.evaluation_id for p in points]
@@ -233,8 +233,7 @@ def compared(*columns, heads=()):
     def draw(console):
         if not heads:
             show_series(console, make_series(points))
-        rows = comparison(columns)
-        add_verdicts(rows, lambda i, task: documents(columns[i], i, task))
+        rows = compared(*columns, documents=lambda i, task: documents(columns[i], i, task))
         show_comparison(console, heads or heads_of(points), ids, rows)
 
     return draw
@@ -243,7 +242,7 @@ def compared(*columns, heads=()):
 def keyed(value, key, version, shots, documents):
     counted = {"n-samples": {"add": {"effective": documents}}}
     made = results(value, versions={"add": version}, **{"n-shot": {"add": shots}}, **counted)
-    return {**made, "evalspan": {"keys": {"add": {"requests": key, "score": "s"}}}}
+    return {**made, "evalspan": {"keys": {"add": {"asks": key, "score": "s"}}}}
 
 
 SUITES = [
@@ -298,17 +297,17 @@ SCREENS = {
     "report-cancelled": (report(status="cancelled", entries=(NO_SET, CANCELLED)), ("`evalspan retry step-1-mini-00000001`",)),
     **{
         f"compare-{count}": (
-            compared(*(results(0.9 - 0.02 * i) for i in range(count))),
+            series_and_comparison(*(results(0.9 - 0.02 * i) for i in range(count))),
             [f"{0.9 - 0.02 * i:.4f}" for i in range(count)] + [f"step-{1000 * i}-mini-00000000" for i in range(1, count)],
         )
         for count in (1, 2, 5, 30)
     },
     "compare-other-requests": (
-        compared(keyed(0.9, "a", 2.0, 5, 8), keyed(0.1, "b", 3.0, 0, 8), keyed(0.1, "c", 2.0, 5, 12)),
+        series_and_comparison(keyed(0.9, "a", 2.0, 5, 8), keyed(0.1, "b", 3.0, 0, 8), keyed(0.1, "c", 2.0, 5, 12)),
         ("0.9000", "0.1000~"),
     ),
     "compare-modes": (
-        compared(results(0.9), *(results(v, evalspan={"mode": m}) for m, v in (("exact", 0.8), ("fast", 0.1))), heads="abc"),
+        series_and_comparison(results(0.9), *(results(v, evalspan={"mode": m}) for m, v in (("exact", 0.8), ("fast", 0.1))), heads="abc"),
         ("0.1000~",),
     ),
     "series-of-suites": (lambda console: show_series(console, make_series(SUITES)), ("second",)),

@@ -26,9 +26,20 @@ from coordinator.config.schema import Config
 from coordinator.evaluation import step as machine
 from coordinator.evaluation.events import EVENT, Accepted, Event
 from coordinator.evaluation.records import JOURNAL_FORMAT, RunOptions
+from coordinator.report.columns import sample_lines
 from coordinator.runtime.journal import line_of
 from coordinator.runtime.replay import by_journal
-from coordinator.runtime.summary import Parked, write_summary
+from coordinator.runtime.summary import (
+    WARNINGS,
+    Parked,
+    Task,
+    of_record,
+    read_json,
+    with_document,
+    write_summary,
+)
+from evaljobs.contract.columns import columns_of, packed
+from evaljobs.contract.folded import files_in
 from evaljobs.contract.paths import EvaluationPaths
 
 SUBJECT = {  # folder -> the evaluation of it that `report` is asked for, by the beginning of its id
@@ -147,8 +158,8 @@ def place(monkeypatch):
 def unpack(name, place):
     """The work folder as it was recorded; unix seconds of five seconds later.
 
-    Journals of evaluations that have not ended get the paths of here, and the journal format of now; submissions and
-    refusals lie in the inbox.
+    Journals of evaluations that have not ended get the paths of here, and the journal format of now; those that have ended get
+    the summary of now. Submissions and refusals lie in the inbox.
     """
     with tarfile.open(HERE / "folders" / f"{name}.tar.gz") as archive:
         archive.extractall(place, filter="data")
@@ -158,7 +169,9 @@ def unpack(name, place):
     for file in work.glob("*/evaluation.json"):
         file.write_text(json.dumps(record_of_now(json.loads(file.read_text()))))
     for journal in work.glob("*/journal.jsonl"):
-        if not (journal.parent / "results.json").exists():
+        if (journal.parent / "results.json").exists():
+            _end(EvaluationPaths(journal.parent))
+        else:
             kept_at = journal.stat().st_mtime
             lines = journal.read_text().replace(RECORDED, f"{work}/").splitlines()
             journal.write_bytes(b"".join(map(line_of, decided(lines))))
@@ -210,6 +223,35 @@ def record_of_now(record):
     entries = [{"files": entry["files"]} for entry in inputs.get("entries", ())]
     now = record | {"options": kept | sections, "inputs": inputs | {"entries": entries}}
     return {key: value for key, value in now.items() if key != "submitted_by"}
+
+
+def _end(paths):
+    """The summary of an evaluation that has ended, and its documents, as a coordinator of now writes them."""
+    parts = {}
+    for file in files_in(paths.samples, "samples_*_[0-9][0-9][0-9].jsonl"):
+        parts[int(file.stem[-3:]), file.stem[len("samples_") : -4]] = columns_of(sample_lines(file))
+    if parts and not paths.documents.exists():
+        paths.documents.write_bytes(packed(dict(sorted(parts.items()))))
+    report, results, size = read_json(paths.report), read_json(paths.results), paths.journal.stat().st_size
+    before = read_json(paths.status)
+    if before.get("what") != "ended" or before.get("journal_bytes") != size:
+        before = {}
+    shards, errors = len(report.get("shards", ())), before.get("errors", results.get("failed", {}))
+    known = {
+        "ended_at": paths.results.stat().st_mtime,
+        "cancelled": "on request" if report.get("status") == "cancelled" else "",
+        "shards": shards,
+        "shards_done": shards,
+        "scored": sum(entry["status"] == "scored" for entry in report.get("entries", ())),
+        "warnings": report.get("warnings", ())[-WARNINGS:],
+        "converted_digest": None,
+    }
+    known = {name: before.get(name, value) for name, value in known.items()} | {"journal_bytes": size}
+    tasks = tuple(Task(name=name, state="failed", error=why) for name, why in errors.items())
+    made = of_record(paths, "").model_copy(
+        update=known | {"tasks": tasks, "warnings": tuple(known["warnings"])}
+    )
+    assert write_summary(paths, with_document(made, paths))
 
 
 def of_now(event):

@@ -27,10 +27,9 @@ from coordinator.keeping.archive import FOLDERS, MOST_FILES, archive_ended, coun
 from coordinator.keeping.housekeeping import RETENTION_SECONDS, Job, keep_house, prune_due
 from coordinator.keeping.prune import carry_out, prune_now, read_work_folder
 from coordinator.keeping.retention import GOING, OnDisk, Shared, Size, WorkFolder, going
-from coordinator.report.load_series import point_of
+from coordinator.report.load_series import read_document
 from coordinator.runtime.finalize import shard_spans
 from coordinator.runtime.journal import Journal, read_events
-from coordinator.runtime.summary import read_evaluation
 from evaljobs.contract import folded
 from evaljobs.contract.columns import packed, unpacked
 from evaljobs.contract.paths import EvaluationPaths
@@ -300,7 +299,7 @@ def test_prune_changes_nothing_without_yes_and_keeps_baselines(paths, work, tmp_
     assert json.loads(paths.results.read_bytes())["results"]
     assert len(folded.files_in(paths.scores)) == 2
     paths.report.unlink()  # this one is no report
-    assert point_of(paths, read_evaluation(paths)).scores
+    assert read_document(paths).scores
 
 
 # --- what may go, by age and by what needs it --------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from coordinator.monitor.metrics import SILENT_SECONDS, Metrics
 from coordinator.monitor.notify import MOST_WAITING, Notifier
 from coordinator.monitor.watch import Monitor
 from coordinator.runtime.summarise import summary_of
-from coordinator.runtime.summary import Summary, Task, known_by, of_record, with_costs
+from coordinator.runtime.summary import Summary, Task, known_by, of_record, with_document
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 SECONDS = 120.0  # most that a busy machine takes
@@ -208,14 +208,14 @@ def _coordinator(*worlds):
 
 
 def test_an_end_is_told_where_its_gate_cannot_be_made(tmp_path, caplog):
-    """Damaged samples: the gate is undecidable, says why in one line, and its traceback is in the log."""
+    """Documents that are no file: the gate is undecidable, says why in one line, and its traceback is in the log."""
     tmp_path.chmod(0o700)
     policy, told = tmp_path / "policy.toml", tmp_path / "told"
     policy.write_text('[[rule]]\ntask = "add"\nmax_drop = 0.05\n')
     for step in (10, 20):
         paths = leave(tmp_path, step, 0.5)
         paths.journal.touch()
-    (paths.samples / "samples_add_000.jsonl").write_text("{}\n")
+    paths.documents.mkdir()
     end = of_record(paths, "").model_copy(update={"ended_at": 1.0})
     monitor = Monitor(Config(work_dir=tmp_path, notify=NotifyConfig(command=tuple(_into(told)), gate=policy)))
     monitor.tick(_coordinator(), 0, [end])
@@ -223,7 +223,7 @@ def test_an_end_is_told_where_its_gate_cannot_be_made(tmp_path, caplog):
     monitor.close()
     (news,) = _told(told)
     assert (news["event"], news["gate"]) == ("ended", "undecidable")
-    assert "gate: undecidable: KeyError: 'doc_id'" in news["text"]
+    assert "gate: undecidable: IsADirectoryError: " in news["text"]
     assert "Traceback" in caplog.text
 
 
@@ -355,8 +355,10 @@ def test_a_scrape_shows_what_the_loop_handed_over_and_nothing_as_running_where_i
 
 def test_every_ended_evaluation_counts_and_its_gpu_seconds_where_there_is_a_report(metrics, tmp_path):
     work = two_trainings(tmp_path / "work")
-    over = Summary(schema_version=2, evaluation_id="e", written_at=0.0, ended_at=1.0)
-    ends = [with_costs(over, EvaluationPaths(file.parent)) for file in sorted(work.glob("*/report.json"))]
+    ends = []
+    for file in sorted(work.glob("*/report.json")):
+        over = Summary(schema_version=3, evaluation_id=file.parent.name, written_at=0.0, ended_at=1.0)
+        ends.append(with_document(over, EvaluationPaths(file.parent)))
     failed = (Task(name="t", state="failed", error="no data"),)
     metrics.ended([*ends, over.model_copy(update={"tasks": failed})])
     seen = _scraped(metrics)

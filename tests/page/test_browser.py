@@ -12,11 +12,10 @@ from support.trainings import leave
 
 from coordinator.base.words import seconds
 from coordinator.report.render import size
+from coordinator.report.scores import first_of_each, groups_of, scores_of, top_scores
 from coordinator.runtime.journal import line_of
 from coordinator.runtime.summary import (
     Summary,
-    first_of_each,
-    groups_or_tasks,
     known_by,
     read_evaluation,
     write_summary,
@@ -56,7 +55,7 @@ def _checkpoint(work, step, right):
         (paths.samples / f"samples_{slug(task)}_000.jsonl").write_text("\n".join(map(json.dumps, lines)))
     paths.journal.write_text("x")
     known = read_evaluation(paths)
-    scores = first_of_each(groups_or_tasks(results))
+    scores = first_of_each(top_scores(scores_of(results), groups_of(results)))
     about = known_by(known) | {
         "written_at": 1.0,
         "ended_at": 1.7e9 + step,
@@ -64,7 +63,7 @@ def _checkpoint(work, step, right):
         "scores": scores,
         "entries": 1,
     }
-    write_summary(paths, Summary(**about, scored=1, gpu_seconds={"infer": 60.0}))
+    write_summary(paths, Summary(**about, scored=1, gpu_seconds=60.0))
     return paths
 
 

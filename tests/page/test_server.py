@@ -88,7 +88,7 @@ def test_a_training_is_shown_as_page_and_as_data_by_a_beginning_of_an_id_too_and
         kept = {
             "scores",
             "cache",
-            "point.json",
+            "ended.json",
             "documents.parquet",
             "paired.jsonl",
         }  # what is computed of results and documents
@@ -266,7 +266,7 @@ def test_a_look_at_thousands_of_ended_evaluations_costs_as_much_as_one_at_those_
         paths = EvaluationPaths(tmp_path / f"step-{i}-mini-12345678")
         paths.root.mkdir()
         paths.journal.write_text("x")
-        about = {"schema_version": 2, "evaluation_id": paths.root.name, "written_at": 2.0, "ended_at": 2.0}
+        about = {"schema_version": 3, "evaluation_id": paths.root.name, "written_at": 2.0, "ended_at": 2.0}
         write_summary(paths, Summary(**about, journal_bytes=1))
     now, seen = [0.0], []
     pages = Pages(Config(work_dir=tmp_path), now=lambda: now[0])

@@ -23,15 +23,15 @@ from coordinator.intake import places
 from coordinator.page.index import training_data
 from coordinator.report import load_series
 from coordinator.report.comparisons import heads_of
-from coordinator.report.learning_curves import Series, Worse, make_series, scores_of, to_csv, to_json
+from coordinator.report.learning_curves import Worse, make_series, to_csv, to_json
 from coordinator.report.load_series import find_series, matcher
 from coordinator.report.measurements import UNMEASURED, make_report
 from coordinator.report.mode_check import task_check
 from coordinator.report.render import mode_lines
+from coordinator.report.scores import scores_of
 from coordinator.report.series_screen import show_series, sparkline
 from coordinator.report.training import morning, training_of
 from coordinator.runtime.finalize import results_in_files
-from coordinator.runtime.summary import read_evaluation
 from coordinator.trackers import values_of
 from evaljobs.contract.paths import EvaluationPaths
 
@@ -63,9 +63,9 @@ def test_the_page_says_the_levels_of_a_drop_that_the_terminal_says():
     worse = Worse(since="1", low="1", high="2", mean=0.6813)
     curves = []
     for curve in series.curves:
-        last = curve.points[-1].model_copy(update={"worse": worse, "mean_before": 0.625})
-        curves.append(curve.model_copy(update={"points": (*curve.points[:-1], last)}))
-    found = series.model_copy(update={"curves": tuple(curves)})
+        last = curve.points[-1]._replace(worse=worse, mean_before=0.625)
+        curves.append(curve._replace(points=(*curve.points[:-1], last)))
+    found = series._replace(curves=curves)
     stands = training_of(found, lambda *_: {"verdict": "better", "change": 0.1, "reach": 0.05, "tasks": 1})
     out = io.StringIO()
     show_series(Console(file=out, width=200), found, [stands])
@@ -161,11 +161,10 @@ def test_a_series_is_found_in_the_work_folder(work):
 def test_a_report_that_lacks_a_figure_is_refused_and_not_read_as_zero(work, field):
     """With what to do; in a series its checkpoint is unreadable, and hides no other one."""
     paths = EvaluationPaths(work / "step-5-mini-00000005")
-    record = read_evaluation(paths)
     report = json.loads(paths.report.read_text())
     paths.report.write_text(json.dumps({name: value for name, value in report.items() if name != field}))
     with pytest.raises(OperatorError, match=rf"(?s){paths.root}.*{field}.*move"):
-        load_series.point_of(paths, record)
+        load_series.read_document(paths)
     found = find_series(work, "/runs/*")
     assert sorted(p.status for p in found) == ["done", "done", "open", "unreadable"]
     assert results_in_files(paths) is None
@@ -185,7 +184,7 @@ def test_csv_and_json_have_every_fact_of_a_score():
 
     def of(step, value, key):
         made = results(value, versions={"add": 2.0}, **{"n-shot": {"add": 5}})
-        made["evalspan"] = {"keys": {"add": {"requests": key, "score": "s"}}}
+        made["evalspan"] = {"keys": {"add": {"asks": key, "score": "s"}}}
         return point(step, value, scores=scores_of(made), paused_seconds=3.0)
 
     running = point(4, 0, status="open", scores=())
@@ -199,8 +198,11 @@ def test_csv_and_json_have_every_fact_of_a_score():
         ("4", "", "", "", "", "", ""),
     ]
     assert [r["paused_seconds"] for r in rows] == ["3.0"] * 6 + ["0.0"]
-    assert series.schema_version == 1
-    assert Series.model_validate_json("".join(to_json(series))) == series
+    made = json.loads("".join(to_json(series)))
+    assert [point["step"] for point in made["points"]] == [1, 2, 3, 4]
+    curve = series.curves[0]
+    assert made["curves"][0]["points"] == [p._asdict() for p in curve.points]
+    assert made["curves"][0]["name"] == curve.name
 
 
 def test_a_copied_checkpoint_is_in_the_series_of_both_trainings(tmp_path):

@@ -109,9 +109,7 @@ def test_a_rising_curve_rises_and_the_legend_says_which_way_is_better():
     series = make_series([point(i, i / 10) for i in range(5)])
     for curve in (
         series.curves[0],
-        series.curves[0].model_copy(
-            update={"points": tuple(p.model_copy(update={"step": None}) for p in series.curves[0].points)}
-        ),
+        series.curves[0]._replace(points=tuple(p._replace(step=None) for p in series.curves[0].points)),
     ):
         lines = printed(60, *plot([curve], 60)).splitlines()
         places = [line.index("*") for line in lines if "*" in line][:-1]

@@ -18,9 +18,9 @@ from coordinator.intake import request_sets
 from coordinator.intake.source_keys import Present
 from coordinator.planning.make_plan import make_plan
 from coordinator.report.gpu_use import DRAINED, GpuUse
-from coordinator.report.learning_curves import ScoreValue
-from coordinator.report.load_series import point_of
+from coordinator.report.load_series import read_document
 from coordinator.report.measurements import ShardSpan, without_measurements
+from coordinator.report.scores import ScoreValue
 from coordinator.runtime import finalize, reuse
 from coordinator.runtime.chance import at_chance, fell_to_chance
 from coordinator.runtime.journal import Journal, line_of, replayed
@@ -130,9 +130,10 @@ def test_scores_are_written_whatever_report_and_priors_find(ended, tmp_path, cap
     assert "there is no new report" in caplog.text
     found = finalize.results_of(state, paths)
     costs = (found.makespan_seconds, found.paused_seconds, found.gpu_seconds)
-    assert (found.status, len(found.scores), costs) == ("done", len(names), (None, None, None))
+    assert (found.status, len(found.scores), costs) == ("done", len(names), (None, 0.0, None))
     assert "times and costs are not known: JournalError: " in found.report.warnings[-1]
-    point = point_of(paths, state.record)
+    paths.evaluation.write_text(state.record.model_dump_json())
+    point = read_document(paths)
     assert (point.status, point.scores, point.makespan_seconds) == ("done", found.scores, None)
 
 
@@ -157,7 +158,7 @@ def test_a_score_file_that_is_gone_costs_its_entry_alone(ended):
     state = ended[0].state
     gone, *others = state.entries
     (ended[1].scores / f"{gone.index}.json").unlink()
-    results = finalize.merged_results(state)
+    results = finalize.merged_results(state, *finalize.scores_in(state))
     assert results["results"].keys() == {e.name for e in others}
     assert "cannot be read (any more)" in results["failed"][gone.name]
     assert results["config"] == {"model": "hf", "batch_size": state.batch_size, "limit": 4}

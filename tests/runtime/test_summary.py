@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support.ended import leave_ended
 from support.simulated.large import Large
 from support.simulated.parts import record
+from support.trainings import leave
 
 from coordinator.base.words import about
 from coordinator.cli.screen.standing import in_words
@@ -28,7 +29,7 @@ from coordinator.evaluation.state import (
     Trial,
 )
 from coordinator.keeping.archive import archive_ended
-from coordinator.report.learning_curves import ScoreValue
+from coordinator.report.scores import ScoreValue
 from coordinator.runtime.summaries import Summaries
 from coordinator.runtime.summarise import WAITS_SECONDS, seconds_left, stage_of, summary_now, summary_of
 from coordinator.runtime.summary import (
@@ -40,7 +41,7 @@ from coordinator.runtime.summary import (
     fitted,
     halt_of,
     read_summary,
-    with_costs,
+    with_document,
     write_summary,
 )
 from coordinator.runtime.work_lock import WorkLock
@@ -232,25 +233,26 @@ def test_failed_jobs_are_read_from_their_outcomes_and_the_report(tmp_path):
     """Each with its line; another version's file is passed over; no folder is no failure. A trial that died with its node
     left no outcome: the report has the cluster's word.
     """
-    paths = EvaluationPaths(tmp_path)
-    assert failed_jobs(paths) == {}
-    paths.outcomes.mkdir()
+    assert failed_jobs(EvaluationPaths(tmp_path)) == {}
+    paths = leave(tmp_path, 10, 0.5)
     told = Failed(name="es-1-trial-n1-a0.0", job="trial", blame="retry", error="CUDA out of memory")
     paths.outcome("failed", told.name).write_text(told.model_dump_json())
     (paths.outcomes / "other.failed.json").write_text(json.dumps({"kind": "unheard-of"}))
     said = "OutOfMemoryError (owner: user): CUDA out of memory"
     assert failed_jobs(paths) == {told.name: said}
+    known = {"node": "n", "gpus": 1, "device": "", "started_at": 0.0, "held": 5.0, "infer": 2.5, "load": 2.5}
     gpus = [
-        {"trial": f"es-1-trial-n{i}-a0.0", "ended": how, "gpus": 1, "load": 2.5}
+        {"trial": f"es-1-trial-n{i}-a0.0", "ended": how, "other": 0.0, "shards": 1, **known}
         for i, how in ((2, "NODE_FAIL"), (3, "drained"))
     ]
-    paths.report.write_text(json.dumps({"gpus": gpus, "makespan_seconds": 5.0}))
-    made = with_costs(Summary(schema_version=2, evaluation_id="e", written_at=0.0, ended_at=9.0), paths)
+    paths.report.write_text(json.dumps(json.loads(paths.report.read_text()) | {"gpus": gpus}))
+    ended = Summary(schema_version=3, evaluation_id=paths.root.name, written_at=0.0, ended_at=9.0)
+    made = with_document(ended, paths)
     assert made.failed_jobs == {
         told.name: said,
         "es-1-trial-n2-a0.0": "NodeFailure (owner: node): its job ended: NODE_FAIL",
     }
-    assert (made.makespan_seconds, made.gpu_seconds["load"]) == (5.0, 5.0)
+    assert (made.makespan_seconds, made.causes["load"]) == (90.0, 5.0)
 
 
 def test_a_retry_shows_the_scores_that_were_archived_before(tmp_path):

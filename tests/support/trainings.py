@@ -3,8 +3,12 @@
 import json
 
 from coordinator.evaluation.records import EvaluationRecord, RunOptions
-from coordinator.report.learning_curves import Point, scores_of
+from coordinator.report import pairs
+from coordinator.report.comparisons import comparison
 from coordinator.report.measurements import UNMEASURED, Report
+from coordinator.report.scores import Evaluation, made_of, scores_of
+from coordinator.report.verdicts import add_verdicts
+from evaljobs.contract.columns import Documents, packed, unpacked
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import CheckpointSpec, ModelOptions, SuiteSpec, TaskEntry
 
@@ -37,7 +41,21 @@ def point(step, value, stderr=0.01, **more):
         "makespan_seconds": 60.0,
         "gpu_seconds": 1800.0,
     }
-    return Point(**{**known, **more})
+    return Evaluation(**{**known, **more})
+
+
+def compared(*columns, documents, **more):
+    """Rows with verdicts of these results; `documents`: (number of the results, leaf task) -> its columns, or None."""
+    every = []
+    for i, one in enumerate(columns):
+        head = {"evaluation_id": f"e-{i}", "mode": one.get("evalspan", {}).get("mode", "exact")}
+        made = made_of(head, one, None)
+        leaves = dict.fromkeys(score.task for score in made.scores if score.task not in made.groups)
+        parts = {(0, task): found for task in leaves if (found := documents(i, task)) is not None}
+        every.append(pairs.Evaluated(made, unpacked(packed(parts), "") if parts else Documents({}, {})))
+    rows = comparison([one.evaluation for one in every], dense=True)
+    add_verdicts(rows, [pairs.compare(every[0], one) for one in every[1:]], **more)
+    return rows
 
 
 def leave(work, step, value, parent="/runs/a", suite="mini"):

@@ -25,7 +25,7 @@ def test_a_point_of_other_requests_carries_a_mark_in_all_trackers():
 
     def keyed(step, key):
         made = point(step, 0.5)
-        return made.model_copy(update={"scores": (made.scores[0].model_copy(update={"keys": (key, "s")}),)})
+        return made.model_copy(update={"scores": (made.scores[0]._replace(keys=(key, "s")),)})
 
     (rows,) = runs_of([keyed(30, "b"), keyed(10, "a"), keyed(20, "b")]).values()
     assert [(r.step, r.values.get("mini/add/exact_match_differs")) for r in rows] == [

@@ -17,14 +17,11 @@ from coordinator.monitor import notify, watch
 from coordinator.page import read
 from coordinator.page.index import index_data, training_data
 from coordinator.report import trainings
-from coordinator.report.columns import columns, with_signals
-from coordinator.report.comparisons import comparison
-from coordinator.report.learning_curves import ScoreValue
-from coordinator.report.load_series import find_series
-from coordinator.report.pairs import differences
-from coordinator.report.sampling import series_of
+from coordinator.report.columns import documents as documents_of
+from coordinator.report.load_series import find_heads, find_series, read_document
+from coordinator.report.pairs import Evaluated, compare_one, differences
+from coordinator.report.scores import ScoreValue
 from coordinator.report.training import morning
-from coordinator.report.verdicts import add_verdicts
 from coordinator.runtime.summary import (
     SCHEMA_VERSION,
     Summary,
@@ -71,7 +68,7 @@ def work(tmp_path_factory):
 
 
 def curves(work, **more):
-    found = series_of(find_series(work, "/runs/a"), Config(work_dir=work, **more))
+    found = trainings.series_of(find_series(work, "/runs/a"), Config(work_dir=work, **more))
     return {curve.name: curve.points for curve in found.curves}
 
 
@@ -96,7 +93,7 @@ def test_a_longer_horizon_is_stricter(work):
 def test_every_view_says_the_same(work):
     """Law: terminal, JSON, CSV, pages, `status` and news print one document: since when, both levels, the mean, verdicts, horizon."""
     settings = Config(work_dir=work)
-    found = trainings.judge(settings, find_series(work, "/runs/a"), whole=True)
+    found = trainings.judge(settings, find_heads(work, "/runs/a"), whole=True)
     training, series = found
     stands = morning(training)
     (drop,) = [d for d in training.drops if d.name == "add/acc"]
@@ -163,7 +160,7 @@ def test_what_is_kept_of_a_training_counts_while_its_results_are_those_on_disk(w
     assert trainings.read_kept(settings, key, ids) == made
     assert trainings.read_kept(settings, key, [*ids, "another"]) is None
     assert trainings.read_kept(settings.model_copy(update={"horizon": 7}), key, ids) is None
-    some = find_series(settings.work_dir, "/runs/a/step-?00")
+    some = find_heads(settings.work_dir, "/runs/a/step-?00")
     assert trainings.judge(settings, some, whole=False)[0].scored == made.scored[1:10]
     assert (
         trainings.read_kept(settings, key, ids) == made
@@ -218,7 +215,7 @@ def test_a_task_that_a_checkpoint_lacks_is_compared_once_with_an_earlier_one(wor
 @pytest.mark.parametrize("same", [True, False])
 def test_differences_in_vectors_are_those_of_each_pair(tmp_path, same):
     """Law: to rounding, documents, difference, variance, degrees and flips of `paired`, whether the documents are the same or
-    not, with clusters and documents without a value; what cannot be compared has None.
+    not, with clusters and documents without a value; what cannot be compared has the reason.
     """
     rng, kept = np.random.default_rng(3), []
     for i, step in enumerate((100, 200)):
@@ -247,28 +244,18 @@ def test_differences_in_vectors_are_those_of_each_pair(tmp_path, same):
             "evalspan": {"signals": signals},
         }
         paths.results.write_text(json.dumps(found))
-        kept.append((paths, found))
-    found = differences(tmp_path, *(paths.root.name for paths, _ in kept))
-    again = differences(tmp_path, *(paths.root.name for paths, _ in kept))
-    assert again == found
-    rows = comparison([with_signals(paths, None, results) for paths, results in kept])
-    add_verdicts(rows, lambda i, task: columns(kept[i][0], None, task))
-    said = {f"{r['task']}/{r['metric'].removesuffix(',none')}": r["verdicts"][0] for r in rows}
-    assert found.keys() == said.keys()
-    for name, one in found.items():
-        if one is None:
-            assert "why" in said[name]
-        else:
-            expected = [said[name][field] for field in ("documents", "difference", "stderr", "degrees")]
-            assert [one.documents, one.difference, one.variance**0.5, one.degrees] == pytest.approx(
-                expected, rel=1e-9
-            )
-            assert (one.gained, one.lost) == (said[name]["gained"], said[name]["lost"])
-    assert [name for name, one in found.items() if one is None] == [
-        "other/acc",
-        "one/acc",
-        "one/margin,dense",
-    ]
+        kept.append(paths)
+    found = differences(tmp_path, *(paths.root.name for paths in kept))
+    assert differences(tmp_path, *(paths.root.name for paths in kept)) == found
+    both = [Evaluated(read_document(paths), documents_of(paths)) for paths in kept]
+    each = {both[0].scores[key].name: compare_one(*both, key) for key in both[0].scores}
+    assert found.keys() == each.keys()
+    reasons = {name: one for name, one in each.items() if isinstance(one, str)}
+    assert {name: one for name, one in found.items() if isinstance(one, str)} == reasons
+    assert [*reasons] == ["other/acc", "one/acc", "one/margin,dense"]
+    for name in found.keys() - reasons.keys():
+        whole = [value for value in each[name] if value is not None]
+        assert [value for value in found[name] if value is not None] == pytest.approx(whole, rel=1e-9), name
 
 
 def test_a_series_is_exported_as_a_row_a_document(work, tmp_path):
@@ -278,7 +265,7 @@ def test_a_series_is_exported_as_a_row_a_document(work, tmp_path):
     table = parquet.read_table(file)
     assert len(table) == COUNT * DOCUMENTS
     last = table.filter(compute.equal(table["step"], 1500))
-    own = columns(EvaluationPaths(work / "step-1500-mini-00001500"), None, "add")
+    own = documents_of(EvaluationPaths(work / "step-1500-mini-00001500")).of("add")
     np.testing.assert_array_equal(last["acc,none"].to_numpy(), own["acc,none"])
     assert set(last["task"].to_pylist()) == {"add"}
     assert set(last["evaluation_id"].to_pylist()) == {"step-1500-mini-00001500"}

@@ -92,26 +92,23 @@ def test_a_cluster_that_documents_lack_and_a_damaged_file_are_named():
 
 
 def test_files_of_entries_become_one_and_a_retried_entry_replaces_its_rows(tmp_path):
-    """Law: a merge keeps what it does not replace, takes the linked entry of another evaluation by its number there, makes the rest
-    of samples, and removes what it merged; before the end nothing is removed.
+    """Law: a merge keeps what it does not replace, takes the linked entry of another evaluation by its number there, and removes
+    what it merged; before the end nothing is removed.
     """
     paths = EvaluationPaths(tmp_path)
     paths.scores.mkdir()
-    paths.samples.mkdir()
 
     def of(value):
         return {"doc_id": np.arange(3), "doc_hash": np.arange(3), "acc,none": np.full(3, value)}
 
-    line = json.dumps(sample(0, [-1.0, -2.0], 0, acc=1.0))
-    (paths.samples / "samples_older_001.jsonl").write_text(line)
     paths.columns(2).write_bytes(packed({(2, "t"): of(2.0)}))
     paths.columns(3, 9).write_bytes(packed({(8, "other"): of(8.0), (9, "t"): of(9.0), (9, "u"): of(9.5)}))
 
     def values():
-        found = documents(paths, None)
+        found = documents(paths)
         return {task: found.of(task)["acc,none"][0] for task in found.tasks}
 
-    expected = {"older": 1.0, "t": 2.0, "t#2": 9.0, "u": 9.5}
+    expected = {"t": 2.0, "t#2": 9.0, "u": 9.5}
     assert values() == expected
     assert paths.columns(2).exists()
     paths.results.write_text("{}")

@@ -7,20 +7,13 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 from support.exactness.pipeline import TASKS, Case, lm_eval_run
-from support.simulated.parts import record
-from support.trainings import leave, results
+from support.trainings import compared, leave, results
 
 from coordinator.config.schema import Config
 from coordinator.monitor.gate import gate
-from coordinator.report.columns import with_signals
-from coordinator.report.comparisons import comparison
-from coordinator.report.learning_curves import scores_of
-from coordinator.report.load_series import point_of
-from coordinator.report.verdicts import add_verdicts
-from coordinator.trackers import values_of
+from coordinator.report.scores import scores_of
 from coordinator.verdicts.gate import Policy, judge
 from evaljobs.contract.columns import columns_of, means
-from evaljobs.contract.paths import EvaluationPaths
 
 
 @pytest.mark.model
@@ -66,47 +59,19 @@ def sample(document, likelihoods):
             "filtered_resps": answers, "filter": "none", "acc": float(likelihoods[0] == max(likelihoods))}  # fmt: skip
 
 
-@pytest.fixture
-def earlier(tmp_path):
-    """An evaluation of a version that wrote no columns and no signals."""
-    paths = EvaluationPaths(tmp_path / "ckpt-suite-12345678")
-    paths.samples.mkdir(parents=True)
-    lines = [json.dumps(sample(i, [-1.0 - i % 3, -2.0])) for i in range(40)]
-    (paths.samples / "samples_t0_000.jsonl").write_text("\n".join(lines))
-    results = {
-        "results": {"t0": {"acc,none": 14 / 40}},
-        "n-samples": {"t0": {"effective": 40}},
-        "evalspan": {"keys": {"t0": {"asks": "a", "requests": "r", "score": "s"}}},
-    }
-    paths.results.write_text(json.dumps(results))
-    return paths
-
-
-def test_an_earlier_evaluation_is_indexed_where_signals_are_asked_for(earlier):
-    """Unasked, the scores are as before. Trackers show what results.json holds, and read no samples."""
-    assert [s.name for s in point_of(earlier, record()).scores] == ["t0/acc"]
-    assert [s.name for s in point_of(earlier, record(), dense=None).scores] == ["t0/acc"]
-    assert not earlier.documents.exists()
-    asked = point_of(earlier, record(), dense=True)
-    assert earlier.documents.exists()
-    up = {s.measure: (s.higher_is_better, s.documents) for s in asked.scores if s.filter == "dense"}
-    assert up == {
-        "gold_bits_per_byte,dense": (False, 40),
-        "gold_probability,dense": (True, 40),
-        "margin,dense": (True, 40),
-    }
-    shown = values_of(asked)
-    assert {"suite/t0/acc", "dense/suite/t0/margin", "dense/suite/t0/margin_stderr"} <= shown.keys()
-
-
-def test_signals_have_verdicts_and_a_gate_takes_those_that_a_rule_names(earlier):
+def test_signals_have_verdicts_and_a_gate_takes_those_that_a_rule_names():
     """A rule for each metric means lm-eval's: a policy of before says the same."""
-    results = with_signals(earlier, record(), json.loads(earlier.results.read_text()))
-    better = columns_of([sample(i, [-0.5 - i % 3 / 2, -2.0 - i / 100]) for i in range(40)])
-    after = {**results, "dense": {"t0": means(better)}}
-    rows = comparison([results, after])
     before = columns_of([sample(i, [-1.0 - i % 3, -2.0]) for i in range(40)])
-    add_verdicts(rows, lambda i, _task: better if i else before)
+    better = columns_of([sample(i, [-0.5 - i % 3 / 2, -2.0 - i / 100]) for i in range(40)])
+    made = [
+        {
+            "results": {"t0": {"acc,none": columns["acc,none"].mean()}},
+            "n-samples": {"t0": {"effective": 40}},
+            "evalspan": {"signals": {"t0": means(columns)}},
+        }
+        for columns in (before, better)
+    ]
+    rows = compared(*made, documents=lambda i, _task: better if i else before)
     said = {row["metric"]: row["verdicts"][0]["verdict"] for row in rows}
     assert (said["margin,dense"], said["gold_bits_per_byte,dense"]) == ("better", "better")
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from support.trainings import compared
 
 from coordinator.errors import OperatorError
-from coordinator.report.comparisons import comparison
-from coordinator.report.verdicts import add_verdicts, overall
+from coordinator.report.verdicts import overall
 from coordinator.verdicts.gate import Policy, judge, outcome_of
-from coordinator.verdicts.paired import FEW, Difference, Estimate, interval, paired, pooled, verdicts
+from coordinator.verdicts.paired import FEW, Paired, interval, paired, pooled, verdicts
 
 RNG = np.random.default_rng(7)
 
@@ -109,9 +109,8 @@ def test_the_stated_difference_is_the_one_that_the_correction_finds():
 
 def estimate(count, gained, lost, **more):
     difference = (gained - lost) / count
-    error = math.sqrt(((gained + lost) / count - difference**2) / (count - 1))
-    facts = {"documents": count, "difference": difference, "stderr": error, "degrees": count - 1, "span": 1.0}
-    return Estimate(**facts | {"gained": gained, "lost": lost} | more)
+    variance = ((gained + lost) / count - difference**2) / (count - 1)
+    return Paired(count, difference, variance, count - 1, 1.0, gained, lost, **more)
 
 
 def share(count, gained, lost, holds):
@@ -201,7 +200,7 @@ def results(score, requests="r", scoring="s", mode="exact", task="sums"):
         "n-samples": {task: {"effective": 100}},
         "evalspan": {
             "mode": mode,
-            "keys": {task: {"asks": requests, "requests": requests, "score": scoring}},
+            "keys": {task: {"asks": requests, "score": scoring}},
         },
     }
 
@@ -233,8 +232,9 @@ def documents(right, count=100):
 )  # fmt: skip
 def test_a_score_has_a_verdict_or_the_reason_why_not(other, columns, mixed, verdict):
     """Law: equal requests and scoring over the same documents, a mean of them, one mode (or --mixed): else the reason."""
-    rows = comparison([results(0.5), other])
-    add_verdicts(rows, lambda i, _task: columns if i else documents(50), mixed=mixed)
+    rows = compared(
+        results(0.5), other, documents=lambda i, _task: columns if i else documents(50), mixed=mixed
+    )
     row = next(r for r in rows if r["task"] == "sums")
     assert row["verdicts"][0]["words"].startswith(verdict)
 
@@ -267,8 +267,7 @@ def test_a_group_is_compared_by_the_mean_of_its_tasks_as_its_score_weighs_them(g
             else documents(round(means[i][task] * sizes[task]), sizes[task])
         )
 
-    rows = comparison([of(0), of(1)])
-    add_verdicts(rows, columns)
+    rows = compared(of(0), of(1), documents=columns)
     (found,) = next(r for r in rows if r["task"] == "all")["verdicts"]
     assert found["words"] == verdict
     assert found.get("difference") == (None if change is None else pytest.approx(change))
@@ -281,7 +280,7 @@ def test_the_overall_verdict_is_that_of_the_mean_of_tasks():
     rng = np.random.default_rng(5)
     pairs = [(rng.random(40) < 0.5).astype(float) for _ in range(60)]
     flips = [np.where(rng.random(40) < 0.16, rng.random(40) < 0.66, one) for one in pairs]
-    parts = [kept(a, b) for a, b in zip(pairs, flips, strict=True)]
+    parts = [paired(a, b) for a, b in zip(pairs, flips, strict=True)]
     scores = [(f"t{i}", True, (0.5, 0.5), one) for i, one in enumerate(parts)]
     more = [
         ("t0", True, (0.1, 0.1), parts[1]),
@@ -301,14 +300,10 @@ def test_the_overall_verdict_is_that_of_the_mean_of_tasks():
     assert overall([("z", True, (0.5, 0.5), None)])["verdict"] == "not comparable"
 
 
-def kept(before, after):
-    return paired(before, np.asarray(after, dtype=float)).kept()
-
-
 def test_one_task_pooled_is_the_one_sample_t_test():
     """Law: of one task p, degrees and interval are scipy's, of the differences."""
     before, after = values(80)
-    found, expected = pooled([kept(before, after)]), stats.ttest_1samp(after - before, 0)
+    found, expected = pooled([paired(before, after)]), stats.ttest_1samp(after - before, 0)
     assert found.p == pytest.approx(expected.pvalue, rel=1e-9)
     assert found.degrees == pytest.approx(79)
     assert interval(found, 0.975) == pytest.approx(tuple(expected.confidence_interval(0.95)), rel=1e-9)
@@ -326,7 +321,7 @@ def test_pooled_tasks_of_unlike_size_are_rejected_once_in_twenty_without_an_effe
             # of `size` normal differences: their mean and variance
             variance = spread**2 * rng.chisquare(size - 1) / (size - 1) / size
             parts.append(
-                Difference(size, rng.normal(0, spread / size**0.5), variance, size - 1.0, None, None)
+                Paired(size, rng.normal(0, spread / size**0.5), variance, size - 1.0, 1.0, None, None)
             )
         one = pooled(parts)
         low, high = interval(one, 0.975)
@@ -339,8 +334,7 @@ def test_documents_that_changed_are_left_out():
     """Law: pairs are documents of equal number and content."""
     before, after = documents(50), documents(30)
     after["doc_hash"] = np.where(np.arange(100) < 10, -1, np.arange(100))
-    rows = comparison([results(0.5), results(0.3)])
-    add_verdicts(rows, lambda i, _task: after if i else before)
+    rows = compared(results(0.5), results(0.3), documents=lambda i, _task: after if i else before)
     (found,) = [r["verdicts"][0] for r in rows if r["task"] == "sums"]
     assert (found["documents"], found["lost"], found["gained"]) == (90, 20, 0)
 
@@ -421,22 +415,22 @@ def test_a_glob_over_equal_scores_seldom_says_regression():
     assert false <= 10
 
 
-def test_a_group_is_judged_over_the_documents_of_its_tasks():
-    """Law: a group's error is that of all documents; a group whose score is another mean is not decidable."""
-    leaves = [row("a", 0.5, 0.46, 0.02, documents=100), row("b", 0.5, 0.5, 0.02, documents=300)]
-    assert said([*leaves, row("g", 0.5, 0.49, leaves=("a", "b"))], task="g", max_drop=0.05) == "pass"
-    assert said([*leaves, row("g", 0.5, 0.40, leaves=("a", "b"))], task="g", max_drop=0.05) == "undecidable"
-    assert said([leaves[0], row("g", 0.5, 0.49, leaves=("a", "b"))], task="g", max_drop=0.05) == "undecidable"
-
-
-def test_the_mean_of_a_suites_group_has_no_max_drop():
-    """Law: a glob leaves the mean of a suite's own group out; under its name it can be held to at_least, and says so."""
-    rows = [row("a", 0.5, 0.5), row("g", 0.5, 0.5, leaves=("a",), metric="mean,none", why="a group")]
-    assert said(rows, task="*", max_drop=0.02) == "pass"
-    assert said(rows, task="g", at_least=0.4) == "pass"
-    (ruling,) = judge(Policy.model_validate({"rule": [{"task": "g", "max_drop": 0.02}]}), rows)
-    assert ruling.outcome == "undecidable"
-    assert "only at_least can be asked of it" in ruling.why
+def test_a_group_is_judged_by_its_own_verdict_and_no_glob_means_the_mean_of_a_suites_group():
+    """Law: what `compare` says of a group is what a rule asks; one that cannot be compared is not decidable, and says why."""
+    rows = [
+        row("a", 0.5, 0.5),
+        row("g", 0.5, 0.47, leaves=("a",)),
+        row("own", 0.5, 0.3, leaves=("a",), metric="mean,none"),
+    ]
+    assert said(rows, task="g", max_drop=0.05) == "pass"
+    assert said(rows, task="*", max_drop=0.05) == "pass"
+    assert said(rows, task="own", max_drop=0.05) == "regression"
+    unlike = row("g", 0.5, 0.49, leaves=("a",), why="its score is no mean of its tasks")
+    (ruling,) = judge(Policy.model_validate({"rule": [{"task": "g", "max_drop": 0.05}]}), [unlike])
+    assert (ruling.outcome, ruling.why) == (
+        "undecidable",
+        "not comparable: its score is no mean of its tasks",
+    )
 
 
 def test_rules_name_scores_by_globs_and_metrics():

@@ -18,7 +18,7 @@ from rich.text import Text
 from coordinator.base.clock import SKEW_SECONDS
 from coordinator.base.words import about, by_reason, clock_time, first_of, seconds
 from coordinator.cli.screen.standing import Shown, back_in, held_jobs, seconds_left
-from coordinator.report.learning_curves import ScoreValue
+from coordinator.report.scores import ScoreValue
 from coordinator.report.tables import Parts, Sheet
 from coordinator.runtime.summary import STOPPED, Lane, Summary
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from coordinator.cli.screen.standing import all_of
 from coordinator.config.schema import Config
-from coordinator.page.index import Standing, training_of, trainings_of
+from coordinator.page.index import Standing, trainings_of
 from coordinator.report import trainings
 from coordinator.report.tables import Parts
 from coordinator.report.training import Training, clauses, morning, title
@@ -23,7 +23,7 @@ def standings(
     settings: Config, every: Iterable[Summary], chosen: Iterable[Summary], now: float
 ) -> list[Standing]:
     """How the trainings of `chosen` stand, of those that have scores of two checkpoints or more."""
-    wanted = {training_of(summary) for summary in chosen}
+    wanted = {summary.training for summary in chosen}
     held = WorkLock(WorkPaths(settings.work_dir).lock).held()
 
     def halted(summary: Summary) -> Halt | None:
@@ -37,7 +37,7 @@ def standings(
             else None
         )
 
-    found = [(summary, halted(summary)) for summary in every if training_of(summary) in wanted]
+    found = [(summary, halted(summary)) for summary in every if summary.training in wanted]
     return [one for one in trainings_of(found, find, now, MOST) if one.training]
 
 

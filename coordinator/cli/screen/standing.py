@@ -35,7 +35,7 @@ SAME = {  # fields of a summary that `status --json` has as they are
     "evaluation_id", "suite", "mode", "step", "checkpoint", "shards_done", "shards", "trials", "scored", "entries",
     "accepted_at", "ended_at", "makespan_seconds", "stragglers", "warnings", "failed_jobs",
 }  # fmt: skip
-OF_SCORE = {"task", "metric", "filter", "value", "stderr", "higher_is_better"}
+OF_SCORE = ("task", "metric", "filter", "value", "stderr", "higher_is_better")
 
 
 @dataclass(slots=True)
@@ -177,7 +177,7 @@ def json_of(one: Shown, folder: Path, now: float) -> dict[str, Any]:
         "waits_for": one.waits_for(now),
         "errors": summary.errors,
         "fault": one.fault or None,
-        "scores": [score.model_dump(include=OF_SCORE) for score in summary.main_scores],
+        "scores": [{name: getattr(score, name) for name in OF_SCORE} for score in summary.main_scores],
         "trackers": one.trackers,
         "folder": str(folder),
     }
