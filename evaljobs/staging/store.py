@@ -20,8 +20,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
-import fcntl
 import json
+import math
 import os
 import re
 import secrets
@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evaljobs.contract.storage import try_lock
 from evaljobs.staging import segments
 
 # File /dev/shm/evalspan-UID/DIGEST/held.lock: locked (flock) by each precursor while it lives | a precursor | with the copy
@@ -55,21 +56,12 @@ class Refused(Exception):  # noqa: N818 (a fact about the node)
 # --- locks -----------------------------------------------------------------------------------------------------------
 
 
-def try_flock(descriptor: int, *, shared: bool = False) -> bool:
-    """Take the lock if it is free; whether it was taken."""
-    try:
-        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def lock(path: Path, *, shared: bool = False) -> int | None:
     """A lock on a file or folder, to be closed; None where it is not free, or the name is gone."""
     with contextlib.ExitStack() as undo, contextlib.suppress(FileNotFoundError):
         taken = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         undo.callback(os.close, taken)
-        if try_flock(taken, shared=shared) and same_file(taken, path):
+        if try_lock(taken, shared=shared) and same_file(taken, path):
             undo.pop_all()
             return taken
     return None
@@ -115,23 +107,16 @@ def locked_home(root: str | Path, *, create: bool = False) -> Iterator[Path]:
                     home.mkdir(mode=0o700)
             folder = _open_home(home)
             stack.callback(os.close, folder)
-            _lock(folder, home)
+            # names are changed in milliseconds, or in a reader's patience
+            if not try_lock(folder, wait=LOCK_SECONDS):
+                raise Refused(
+                    f"{home} has been locked by another process for {LOCK_SECONDS:.0f} s: is a job suspended?"
+                )
             if same_file(folder, home):  # a process that empties a home removes it
                 break
         yield home
         if not any(home.iterdir()):
             home.rmdir()
-
-
-def _lock(folder: int, home: Path) -> None:
-    """Names are changed in milliseconds, or in a reader's patience; a process that is suspended holds the lock for longer."""
-    until = time.monotonic() + LOCK_SECONDS
-    while not try_flock(folder):
-        if time.monotonic() > until:
-            raise Refused(
-                f"{home} has been locked by another process for {LOCK_SECONDS:.0f} s: is a job suspended?"
-            )
-        time.sleep(0.02)
 
 
 def _open_home(home: Path) -> int:
@@ -183,7 +168,7 @@ def join(root: str | Path, digest: str) -> Slot:
         path = home / digest
         path.mkdir(mode=0o700, exist_ok=True)
         lease = os.open(path / HELD_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(lease, fcntl.LOCK_SH)  # another process tries it under the home's lock alone
+        try_lock(lease, shared=True, wait=math.inf)  # another process tries it under the home's lock alone
         return Slot(root=Path(root), path=path, lease=lease)
 
 
