@@ -9,17 +9,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from coordinator.allocation.allocate import Demand, Limits, Turn, allocate
+from coordinator.allocation.allocate import Candidate, Demand, Held, Limits, Turn, allocate
 from coordinator.allocation.cordons import Failure
-from coordinator.allocation.prefetch import Candidate, Held
 from coordinator.cluster import NodeState
 from coordinator.evaluation.events import Offer
-from coordinator.evaluation.footprint import gpu_need
-from coordinator.evaluation.job_specs import precursor_memory_mb, trial_memory_mb
+from coordinator.evaluation.footprint import gpu_need, precursor_memory_mb, trial_memory_mb
 from coordinator.evaluation.nodes import back_off_seconds
-from coordinator.evaluation.state import NodeUse, Phase, Prefetch, State
+from coordinator.evaluation.state import NodeUse, Phase, State
 
-IN_USE = ("offered", "staging", "ready")
 LOSS = {"back-off": 0, "offered": 0, "staging": 1, "ready": 2}  # what a node has cost so far, by its status
 NO_LIMIT = 1 << 20
 PATIENCE_SECONDS = 30.0  # wait before a memory shortage counts: jobs and nodes are not listed together
@@ -102,7 +99,7 @@ def promised(states: Iterable[State]) -> dict[str, tuple[int, int]]:
             once = 0 if node.status == "ready" or _held_mb(state, node) else _once_mb(state)
             gpus[node.name] += lanes * state.record.options.trial.gpus_per_trial
             megabytes[node.name] += once + lanes * trial_memory_mb(state.record)
-        for ahead in state.nodes.prefetches.values():
+        for ahead in _prefetched(state):
             megabytes[ahead.name] -= _held_mb(state, ahead)
     return {name: (gpus[name], megabytes[name]) for name in megabytes}
 
@@ -110,17 +107,17 @@ def promised(states: Iterable[State]) -> dict[str, tuple[int, int]]:
 def started_since(states: Iterable[State], asked_at: float) -> set[str]:
     """Nodes where jobs changed after `asked_at` (unix seconds): a listing that old may show their GPUs as free."""
     return {
-        node
+        info.job.node
         for state in states
-        for node, there in state.index.jobs_on.items()
-        if any(info.changed_at > asked_at for info in there.values())
+        for info in state.jobs.live.values()
+        if info.job.node is not None and info.changed_at > asked_at
     }
 
 
 def _promised_lanes(state: State) -> Iterator[tuple[NodeUse, int]]:
     """(node in use, number of its lanes that were offered and run no trial)."""
     in_use = _in_use(state)
-    busy = {n.name: state.running_lanes(n.name) for n in in_use}
+    busy = {n.name: n.running_lanes for n in in_use}
     # towards its end an evaluation has more lanes than shards: the next evaluation uses these
     lanes_in_use = sum(n.lanes for n in in_use)
     wanted = lanes_in_use if state.plans_later else state.shards.todo - sum(busy.values())
@@ -193,17 +190,12 @@ def uses(states: Sequence[State]) -> list[Use]:
             evaluation_id=state.evaluation_id,
             node=node.name,
             status=node.status,
-            gpus=node.lanes * state.record.options.trial.gpus_per_trial if node.status in IN_USE else 0,
-            trials=len(state.live_lanes(node.name)),
+            gpus=node.lanes * state.record.options.trial.gpus_per_trial if node.in_use else 0,
+            trials=len(node.busy_lanes),
         )
         for state in states
         for node in state.nodes.by_name.values()
         if node.status != "withdrawn"
-    ] + [
-        Use(evaluation_id=state.evaluation_id, node=ahead.name, status=ahead.status, gpus=0, trials=0)
-        for state in states
-        for ahead in state.nodes.prefetches.values()
-        if ahead.status != "over"
     ]
 
 
@@ -239,13 +231,13 @@ def waiting(states: Iterable[State], demanded: Sequence[Demand]) -> list[Candida
         if state is None or state.record.options.stage.hosts or not state.record.options.stage.enabled:
             continue
         ready = state.builds.looked_up and state.conversion.status in ("none", "done")
-        if ready and not state.nodes.by_name:
+        if ready and not any(node.lanes for node in state.nodes.by_name.values()):
             candidates.append(
                 Candidate(
                     demand=demand,
                     digest=state.record.checkpoint.digest,
                     memory_mb=precursor_memory_mb(state.record),
-                    known=frozenset(state.nodes.prefetches),
+                    known=frozenset(state.nodes.by_name),
                 )
             )
     return candidates
@@ -261,10 +253,9 @@ def in_the_way(states: Iterable[State], nodes: Iterable[NodeState], now: float) 
     served = in_turn(_open(states))
     gone: list[tuple[str, str]] = []
     for node in nodes:
-        uses = ((s, s.nodes.by_name.get(node.name)) for s in served)
-        wanted = max((_waits_for_mb(s, use, now) for s, use in uses if use), default=0)
-        prefetched = ((s, s.nodes.prefetches.get(node.name)) for s in served)
-        ahead = [(s, mb) for s, use in prefetched if use and (mb := _held_mb(s, use))]
+        uses = [(s, s.nodes.by_name[node.name]) for s in served if node.name in s.nodes.by_name]
+        wanted = max((_waits_for_mb(s, use, now) for s, use in uses if use.lanes), default=0)
+        ahead = [(s, mb) for s, use in uses if not use.lanes and (mb := _held_mb(s, use))]
         free = node.memory_free_mb
         if wanted <= free or free + sum(mb for _, mb in ahead) < wanted:
             continue
@@ -288,7 +279,7 @@ def taken(states: Iterable[State], nodes: Iterable[NodeState], now: float) -> li
     for state in _open(states):
         options = state.record.options
         per_trial, need = options.trial.gpus_per_trial, gpu_need(state.record)
-        if not state.shards.todo or any(state.running_lanes(n.name) for n in _in_use(state)):
+        if not state.shards.todo or any(n.running_lanes for n in _in_use(state)):
             continue  # an evaluation that runs leaves its shards to its other lanes
         free = [
             n.name
@@ -312,7 +303,7 @@ def taken(states: Iterable[State], nodes: Iterable[NodeState], now: float) -> li
 
 def _shut_out(state: State, use: NodeUse, node: NodeState, now: float) -> bool:
     """Have its pending jobs there waited TAKEN_SECONDS, and does the node lack what one asks?"""
-    jobs = [i for i in state.index.jobs_on.get(use.name, {}).values() if i.released_at is None]
+    jobs = [i for i in state.jobs_on(use.name) if i.released_at is None]
     waiting = [i for i in jobs if i.phase == "submitted" and "pending" in i.members.values()]
     if any(now - i.changed_at < TAKEN_SECONDS for i in waiting):
         return False
@@ -327,7 +318,7 @@ def _waits_for_mb(state: State, use: NodeUse, now: float) -> int:
     return info.job.memory_mb if "pending" in info.members.values() else 0
 
 
-def _held_mb(state: State, use: NodeUse | Prefetch) -> int:
+def _held_mb(state: State, use: NodeUse) -> int:
     info = state.jobs.by_name.get(use.precursor or "")
     return info.job.memory_mb if info is not None and "running" in info.members.values() else 0
 
@@ -338,11 +329,10 @@ def held(states: Iterable[State]) -> dict[str, Held]:
     for state in states:
         for node in state.nodes.by_name.values():
             there = found.setdefault(node.name, Held())
-            if node.status == "ready" and node.rung in ("shm", "disk"):
+            if not node.lanes and node.precursor is not None:
+                there.ahead.add(state.record.checkpoint.digest)
+            elif node.lanes and node.status == "ready" and node.rung in ("shm", "disk"):
                 there.inferring.add(state.record.checkpoint.digest)
-        for ahead in state.nodes.prefetches.values():
-            if ahead.precursor is not None:
-                found.setdefault(ahead.name, Held()).ahead.add(state.record.checkpoint.digest)
     return found
 
 
@@ -352,4 +342,8 @@ def _open(states: Iterable[State]) -> Iterator[State]:
 
 
 def _in_use(state: State) -> list[NodeUse]:
-    return [n for n in state.nodes.by_name.values() if n.status in IN_USE]
+    return [n for n in state.nodes.by_name.values() if n.in_use]
+
+
+def _prefetched(state: State) -> list[NodeUse]:
+    return [n for n in state.nodes.by_name.values() if not n.lanes]

@@ -2,7 +2,7 @@
 
 Rule: the first evaluation in turn whose jobs wait for a limit goes first. Evaluations behind it get no further node and
 give up those where they run nothing; nothing is prefetched, and what is prefetched is given up. What an evaluation gives
-up of its own is `coordinator.evaluation.limits`.
+up of its own is in `coordinator.evaluation.nodes`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from coordinator.allocation.allocate import Demand
-from coordinator.allocation.demand import IN_USE, in_turn, turn_of
+from coordinator.allocation.demand import in_turn, turn_of
 from coordinator.cluster import JobState, slurm_limits
-from coordinator.evaluation.state import JobInfo, Phase, State
+from coordinator.evaluation.state import IN_USE, JobInfo, Phase, State
 
 WORK = ("build", "convert", "trial", "host")  # purposes of jobs that an evaluation cannot do without
 
@@ -26,9 +26,8 @@ def kept_out(listing: Iterable[JobState]) -> dict[str, str]:
 def waits_for(state: State, limited: Mapping[str, str]) -> str:
     """The limit that keeps out a job which the evaluation cannot go on without; "" where none does. `limited`: `kept_out`."""
     held = state.jobs.held
-    for name in state.jobs.live:
-        info = state.jobs.by_name[name]
-        why = held[name].why if name in held else limited.get(name, "")
+    for name, info in state.jobs.live.items():
+        why = held.get(name) or limited.get(name, "")
         if why and info.released_at is None and _needed(state, info):
             return why
     return ""
@@ -38,9 +37,9 @@ def _needed(state: State, info: JobInfo) -> bool:
     """Does the evaluation wait for this job? For the first of its precursors and workers, and for any other job."""
     purpose = info.job.purpose
     if purpose == "stage":
-        return info.job.node not in state.nodes.prefetches and not state.index.staged
+        return not any(node.lanes and node.precursor for node in state.nodes.by_name.values())
     if purpose == "metric":
-        running = any("running" in i.members.values() for i in state.live_jobs("metric"))
+        running = any("running" in i.members.values() for i in state.scoring.workers.values())
         return bool(state.scoring.outstanding) and not running
     return purpose in WORK
 
@@ -49,7 +48,7 @@ def running(state: State) -> set[str]:
     """Purposes of the evaluation's jobs that run, or are about to end."""
     return {
         info.job.purpose
-        for info in map(state.jobs.by_name.__getitem__, state.jobs.live)
+        for info in state.jobs.live.values()
         if "running" in info.members.values() or (info.phase == "submitted" and info.released_at)
     }
 
@@ -81,12 +80,9 @@ def given_up(states: Iterable[State], first: tuple[State, str] | None) -> Iterat
     why = f"a limit on jobs is reached, and {found.evaluation_id} goes first: {limit}"
     turn = turn_of(found)
     for state in states:
-        idle = [p.name for p in state.nodes.prefetches.values() if p.status in ("staging", "ready")]
-        if turn_of(state) > turn and state.ending.phase == Phase.RUNNING:
-            idle += [
-                node.name
-                for node in state.nodes.by_name.values()
-                if node.status in IN_USE
-                and not (node.hosted or node.rung == "host" or state.running_lanes(node.name))
-            ]
-        yield from ((state.evaluation_id, name, why) for name in idle)
+        behind = turn_of(state) > turn and state.ending.phase == Phase.RUNNING
+        for node in state.nodes.by_name.values():
+            hosts = node.hosted or node.rung == "host"
+            idle = behind and not hosts and not node.running_lanes
+            if node.status in IN_USE and (not node.lanes or idle):
+                yield state.evaluation_id, node.name, why

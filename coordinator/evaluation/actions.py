@@ -51,7 +51,7 @@ class FindResponses(Action):
 
 
 class MakePlan(Action):
-    """Read batch indexes and priors, plan -> Planned | PlanFailed."""
+    """Read batch indexes and priors, plan -> Planned | Closed."""
 
     sets: Mapping[int, Mapping[str, str]]  # as of `FindResponses`
     batch_size: int

@@ -2,6 +2,9 @@
 
 Rule: nothing is built or staged before the converted folder was inspected. A build job makes its entries one after the
 other, so the first that is not built was at work when the job ended; it has an attempt less, the others have not.
+Batches are never mixed within a task. A batch of a fixed size that does not fit a GPU's memory is the operator's word, so its
+task fails, with the size that fits. A unit of fast mode follows from the token budget: the entry's budget is reduced,
+journalled, and all of its planned likelihoods are cut, planned and run anew. Answers in the old cut count no more.
 Called from: `step`, `job_ends`, `ending`.
 """
 
@@ -10,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
-from coordinator.evaluation import indexes, jobs, memory
+from coordinator.evaluation import shards
 from coordinator.evaluation.actions import Action, FindRequestSets, InspectConverted
 from coordinator.evaluation.events import (
     CheckpointConverted,
@@ -18,21 +21,25 @@ from coordinator.evaluation.events import (
     EntryFailed,
     JobIntended,
     RequestSetsFound,
+    TokenBudgetReduced,
 )
+from coordinator.evaluation.footprint import OUT_OF_MEMORY, job_gets_more, out_of_memory_words
 from coordinator.evaluation.job_specs import Site, build_job, convert_job
 from coordinator.evaluation.jobs import NO_FAULT_OF_A_JOB, Due
+from coordinator.evaluation.records import cut_on_disk
 from coordinator.evaluation.state import EntryState, IllegalEventError, JobInfo, Phase, State
-from evaljobs.contract.outcomes import Built, Converted, Failed, Probed
+from evaljobs.contract.names import Cut, ShardId
+from evaljobs.contract.outcomes import Built, Converted, Failed, Probed, TooLarge
 
-MAX_CONVERSIONS = 3  # jobs that ended without an outcome
-MAX_BUILDS = 3  # attempts of one entry
 # tasks of at most so many documents share a build job: each takes about a second, importing lm-eval takes five
 FEW_DOCUMENTS = 100
 FEW_A_JOB = 4  # such entries
 # build jobs in a row, for each that runs at a time, that had nothing built: then all entries fail
 MAX_DEATHS = 6
 HAVE_SETS = ("built", "scoring")  # statuses of entries that read their request sets
-MAX_PAUSE_SECONDS = 600.0  # longest pause after a build job that its node could not launch
+
+
+MIN_TOKEN_BUDGET = 256  # tokens; a unit of fewer is about one request, which no smaller budget makes smaller
 
 
 # --- the conversion of a checkpoint ----------------------------------------------------------------------------------------
@@ -86,18 +93,19 @@ def conversion_over(state: State, info: JobInfo, word: str) -> Due:
     if conversion.status != "running":
         return []
     conversion.status = "due"
-    if word == memory.OUT_OF_MEMORY and memory.job_short(state, info):
+    if word == OUT_OF_MEMORY and job_gets_more(state, info):
         return []
-    conversion.attempts += word not in NO_FAULT_OF_A_JOB
-    if conversion.attempts < MAX_CONVERSIONS:
+    if word not in NO_FAULT_OF_A_JOB:
+        conversion.tries = conversion.tries.failed()
+    if not conversion.tries.given_up:
         return []
-    why = f"the conversion ended {MAX_CONVERSIONS} times ({word}); see {info.job.log}"
+    why = f"the conversion ended {conversion.tries.failures} times ({word}); see {info.job.log}"
     return [Closed(at=info.changed_at, reason=why)]
 
 
 def convert_again(state: State) -> None:
     """A new attempt of an evaluation that had ended: what was converted was removed at its end."""
-    state.conversion.attempts = 0
+    state.conversion.tries = state.conversion.tries.anew
     if state.conversion.status != "none":
         state.conversion.status = "due"
 
@@ -123,21 +131,19 @@ def found(state: State, event: RequestSetsFound) -> list[Action]:
         if entry.status in HAVE_SETS:
             if entry.index not in event.sets:
                 state.plan.pending = False
-                again(state, entry)
+                again(entry)
         elif entry.index in event.sets and not entry.terminal:
             entry.sets = event.sets[entry.index]
             entry.status = "built"
-            indexes.file_entry(state, entry)
     state.builds.looked_up = True
     state.batch_size = event.batch_size
     return []
 
 
 def builds_due(state: State, site: Site, now: float) -> Due:
-    unbuilt = state.index.entries.get("unbuilt")
-    if not unbuilt or now < state.builds.due_at:
+    waiting = [entry for entry in state.entries if entry.status == "unbuilt"]
+    if not waiting or not state.builds.fruitless.due(now):
         return
-    waiting = [unbuilt[i] for i in sorted(unbuilt)]
     parts = min(state.record.options.build_jobs, _worth_a_job(state, waiting))
     for part in range(parts):
         yield build_job(state, site, waiting[part::parts], now)
@@ -157,15 +163,14 @@ def _has_few(state: State, entry: EntryState) -> bool:
 
 def end_soon(state: State) -> bool:
     """Whether build jobs are at work, on entries with few documents alone."""
-    building = state.index.entries.get("building", {})
-    return bool(building) and all(_has_few(state, entry) for entry in building.values())
+    building = [entry for entry in state.entries if entry.status == "building"]
+    return bool(building) and all(_has_few(state, entry) for entry in building)
 
 
 def intended(state: State, event: JobIntended) -> None:
     for index in event.entries:
         entry = state.entries[index]
         entry.status, entry.build_job = "building", event.job.name
-        indexes.file_entry(state, entry)
 
 
 def built(state: State, outcome: Built, _at: float) -> list[Action]:
@@ -175,8 +180,7 @@ def built(state: State, outcome: Built, _at: float) -> list[Action]:
     entry.sets = outcome.sets
     entry.status = "built"
     entry.error = ""
-    indexes.file_entry(state, entry)
-    state.builds.deaths_without_progress = 0
+    state.builds.fruitless = state.builds.fruitless.anew
     return []
 
 
@@ -189,15 +193,14 @@ def probed(state: State, outcome: Probed, _at: float) -> list[Action]:
         state.token_budget = outcome.token_budget
     for entry in state.entries:
         if entry.status == "built":
-            again(state, entry)
+            again(entry)
     return []
 
 
-def again(state: State, entry: EntryState) -> None:
+def again(entry: EntryState) -> None:
     """The entry's requests lack the batches of its cut, or were removed."""
     entry.status = "unbuilt"
-    entry.build_attempts = 0
-    indexes.file_entry(state, entry)
+    entry.building = entry.building.anew
 
 
 def failed(state: State, outcome: Failed, at: float) -> Due:
@@ -206,12 +209,11 @@ def failed(state: State, outcome: Failed, at: float) -> Due:
     entry = state.entries[outcome.entry]
     if entry.status != "building":
         return []
-    entry.build_attempts += 1
-    state.builds.deaths_without_progress = 0
-    if outcome.blame == "operator" or entry.build_attempts >= MAX_BUILDS:
+    entry.building = entry.building.failed()
+    state.builds.fruitless = state.builds.fruitless.anew
+    if outcome.blame == "operator" or entry.building.given_up:
         return [EntryFailed(at=at, entry=entry.index, error=outcome.error)]
     entry.status = "unbuilt"
-    indexes.file_entry(state, entry)
     return []
 
 
@@ -221,25 +223,91 @@ def job_over(state: State, info: JobInfo, word: str) -> Due:
     left = [e for e in mine if e.build_job == info.job.name and e.status == "building"]
     for entry in left:
         entry.status = "unbuilt"
-        indexes.file_entry(state, entry)
     if not left or word in NO_FAULT_OF_A_JOB:
         return []
-    if word == memory.OUT_OF_MEMORY:
-        if memory.job_short(state, info):
+    if word == OUT_OF_MEMORY:
+        if job_gets_more(state, info):
             return []
-        word = memory.why(state, "build", "it")
+        word = out_of_memory_words(state, "build", "it")
     first, builds = left[0], state.builds
-    builds.deaths_without_progress += 1
-    if info.unlaunched or info.refused:  # a node's fault alone: again, on another node
-        rounds = (builds.deaths_without_progress - 1) // state.record.options.build_jobs
-        builds.due_at = info.changed_at + min(jobs.HELD_SECONDS * 2**rounds, MAX_PAUSE_SECONDS)
-    else:
-        first.build_attempts += 1
-    hopeless = builds.deaths_without_progress >= MAX_DEATHS * state.record.options.build_jobs
-    if first.build_attempts < MAX_BUILDS and not hopeless:
+    # of a node's fault alone: again after a pause, on another node
+    of_node = bool(info.unlaunched or info.refused)
+    builds.fruitless = builds.fruitless.failed(info.changed_at if of_node else 0.0)
+    if not of_node:
+        first.building = first.building.failed()
+    hopeless = builds.fruitless.failures >= MAX_DEATHS * state.record.options.build_jobs
+    if not first.building.given_up and not hopeless:
         return []
-    why = f"its build job ended {first.build_attempts} times ({word}); see {info.job.log}"
+    why = f"its build job ended {first.building.failures} times ({word}); see {info.job.log}"
     if info.unlaunched:
         why = f"no node could launch its build job; the last: {info.unlaunched} ({word})"
     lost = left if hopeless else left[:1]
     return [EntryFailed(at=info.changed_at, entry=entry.index, error=why) for entry in lost]
+
+
+# --- batches that do not fit a GPU's memory ---------------------------------------------------------------------------
+
+
+def too_large(state: State, outcome: TooLarge, at: float) -> Due:
+    """Of several trials that say it of one entry, the first counts; so does an answer that came from a larger GPU."""
+    shard = state.shards.by_name.get(outcome.shard)
+    if shard is None or shard.frame is not None or shard.quarantined:
+        return []
+    failed = []
+    for entry in shards.open_entries(state, shards.leaf_of(state, outcome.shard)):
+        if outcome.what == "unit" and outcome.fits and _budget(state, entry) > MIN_TOKEN_BUDGET:
+            state.shards.too_large.setdefault(entry.index, outcome)
+        else:
+            failed.append(
+                EntryFailed(at=at, entry=entry.index, error=_too_large_words(state, entry, outcome))
+            )
+    return failed
+
+
+def _budget(state: State, entry: EntryState) -> int:
+    return Cut.parse(state.cut_of(entry)).token_budget or 0
+
+
+def _too_large_words(state: State, entry: EntryState, outcome: TooLarge) -> str:
+    """What happened, and what to type."""
+    name = ShardId.parse(outcome.shard)
+    cut = Cut.parse(cut_on_disk(name.cut, state.batch_size))
+    where = f"the GPU memory of {outcome.node} ({outcome.devices}): {outcome.error}"
+    suite = f"[[task]] {entry.name} of suite {state.record.suite.name}"
+    more = "give trials more GPUs ([trial] gpus_per_trial), or GPUs with more memory"
+    if outcome.what == "unit":
+        said = f"a unit of task {name.task} with token budget {cut.token_budget} does not fit {where}; {more}"
+        return f'{said}, or evaluate in mode = "exact"'
+    kind = "prompts" if outcome.what == "generation" else "rows"
+    said = f"task {name.task}: a batch of {outcome.of} {kind} (batch_size = {cut.batch_size}) does not fit {where}"
+    if not outcome.fits:
+        return f"{said}; not even one fits: {more}"
+    fit = "1 fits" if outcome.fits == 1 else f"{outcome.fits} fit"
+    return f"{said}; {fit}: set batch_size = {outcome.fits} in {suite}"
+
+
+def cuts_due(state: State, now: float) -> Due:
+    """Reduce the budgets of entries of which a unit did not fit: to the part that fits, and at least by half."""
+    for index, outcome in sorted(state.shards.too_large.items()):
+        entry = state.entries[index]
+        if entry.terminal:
+            continue
+        budget = _budget(state, entry)
+        fits = max(MIN_TOKEN_BUDGET, min(budget // 2, budget * outcome.fits // outcome.of))
+        yield TokenBudgetReduced(at=now, entry=index, token_budget=fits)
+
+
+def reduced(state: State, event: TokenBudgetReduced) -> list[Action]:
+    entry = state.entries[event.entry]
+    outcome = state.shards.too_large.pop(event.entry, None)
+    if entry.terminal:
+        return []
+    where = "" if outcome is None else f" of {outcome.node} ({outcome.devices})"
+    state.warnings.append(
+        f"{entry.name} starts again with a token budget of {event.token_budget}: a unit of {_budget(state, entry)} tokens "
+        f"does not fit the GPU memory{where}"
+    )
+    withdrawn = shards.retire(state, entry, executes=False)
+    entry.token_budget = event.token_budget
+    again(entry)
+    return withdrawn

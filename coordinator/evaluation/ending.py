@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from coordinator.evaluation import builds, indexes, jobs, nodes, scoring, shards
+from coordinator.evaluation import builds, jobs, nodes, scoring, shards
 from coordinator.evaluation.actions import Action, RemoveQueue, StopWorkers, WriteResults
 from coordinator.evaluation.events import (
     CancelAsked,
@@ -66,14 +66,15 @@ def begin_again(state: State, gone: Collection[int] = ()) -> list[Action]:
 def _reopen(state: State, gone: Collection[int]) -> list[Action]:
     ending = state.ending
     ending.phase, ending.reason, ending.inference_only, ending.no_scores = Phase.RUNNING, "", False, False
-    state.trials.deaths = state.nodes.all_backed_off = 0
+    state.trials.deaths = 0
+    state.nodes.all_backed_off = state.nodes.all_backed_off.anew
     state.jobs.doublings = {}
-    state.scoring.worker_attempts = state.builds.deaths_without_progress = 0
+    state.scoring.fruitless = state.scoring.fruitless.anew
+    state.builds.fruitless = state.builds.fruitless.anew
     for entry in state.entries:
         if entry.status == "scored" and entry.unscored:
             entry.status, entry.unscored = "built", {}  # its responses are there: it is scored once more
-            entry.score_attempts_before = entry.score_attempts
-            indexes.file_entry(state, entry)
+            entry.scoring = entry.scoring.anew
     actions: list[Action] = []
     for entry in (e for e in state.entries if not e.terminal or e.status == "failed"):
         if entry.index in gone:
@@ -85,6 +86,7 @@ def _reopen(state: State, gone: Collection[int]) -> list[Action]:
 
 
 def closed(state: State, event: Closed) -> list[Action]:
+    state.plan.pending = False
     state.ending.close(event.reason, inference_only=event.inference_only, instead=event.instead)
     return []
 
@@ -112,11 +114,11 @@ def ending_due(state: State, now: float) -> Due:
 
 def work_done(state: State, event: WorkDone) -> list[Action]:
     state.ending.phase = Phase.WRITING
-    live = [state.jobs.by_name[name] for name in sorted(state.jobs.live)]
+    live = [info for _, info in sorted(state.jobs.live.items())]
     actions: list[Action] = [StopWorkers()]
     actions += jobs.end(state, [i for i in live if i.job.purpose not in RELEASED], event.at)
     actions += [WriteResults(failed=state.failed_entries()), RemoveQueue()]
-    for info in [*state.live_jobs("stage"), *state.live_jobs("metric")]:
+    for info in [*state.live_jobs("stage"), *state.scoring.workers.values()]:
         if info.released_at is None:
             actions += jobs.release(state, info, event.at)
     return actions
@@ -132,8 +134,7 @@ def restarted(state: State, now: float) -> list[Action]:
     ending = state.ending
     if ending.phase == Phase.WRITING:
         ending.phase = Phase.CLOSING if ending.reason or ending.cancelled else Phase.RUNNING
-    live = (state.jobs.by_name[name] for name in sorted(state.jobs.live))
-    released = [info for info in live if info.released_at is not None]
+    released = [info for _, info in sorted(state.jobs.live.items()) if info.released_at is not None]
     actions: list[Action] = [StopWorkers()] if state.winding_down else []
     for info in released:
         actions += jobs.release(state, info, now) if info.job.purpose in RELEASED else []

@@ -27,7 +27,7 @@ class Accepted(Event):
 
     kind: Literal["accepted"] = "accepted"
     record: EvaluationRecord  # what is evaluated, and how
-    journal_format: Literal[8] = JOURNAL_FORMAT  # of all lines
+    journal_format: Literal[9] = JOURNAL_FORMAT  # of all lines
     code: str = ""  # version and commit of the coordinator; "": not known
 
 
@@ -76,13 +76,10 @@ class MemoryOffered(Event):
 
 
 class BackOffOver(Event):
-    """A time is over. Then: a node in back-off is offered or ready, jobs are submitted again, a precursor gets a successor."""
+    """A time is over. Then: a node in back-off is offered or ready, held jobs are submitted again."""
 
     kind: Literal["back-off-over"] = "back-off-over"
     nodes: tuple[str, ...] = ()  # whose back-off is over
-    workers: bool = False  # the pause between metric worker jobs
-    held: bool = False  # the pause of jobs that a limit on jobs keeps out
-    precursors: bool = False  # the time of a precursor, which shall be renewed
 
 
 class NodeWithdrawn(Event):
@@ -214,20 +211,17 @@ class JobSubmitted(Event):
 
 
 class JobNotSubmitted(Event):
-    """Submission failed. Then: the job is uncertain (`maybe_done`), held (`limited`), intended again, or ended (`refused`);
-    after eight submissions in doubt the evaluation closes.
+    """Submission failed. Then, by its reason: the job is intended again, uncertain, held, or ended; after eight submissions in
+    doubt the evaluation closes.
     """
 
     kind: Literal["job-not-submitted"] = "job-not-submitted"
     job: str  # its name
     error: str  # the cluster's words
-    maybe_done: bool = False  # it may have happened all the same
-    # asking again is useless, also of a job in the queue that its partition will never start
-    refused: bool = False
-    of_node: bool = False  # refused for the job's node alone
-    limited: bool = (
-        False  # a limit on jobs is reached: it surely did not happen, and is tried again after a pause
-    )
+    # absent: it surely did not happen; in-doubt: it may have happened all the same; limit: a limit on jobs is reached, and it
+    # is tried again after a pause; refused: asking again is useless, also of a job in the queue that its partition will never
+    # start, everywhere or on the job's node alone
+    reason: Literal["absent", "in-doubt", "limit", "refused", "refused-on-node"] = "absent"
 
 
 class LimitReached(Event):
@@ -249,7 +243,6 @@ class JobStarted(Event):
     node: str | None = None  # that it runs on; None: not listed
     started_at: float | None = None  # unix seconds, by the cluster
     submitted_at: float | None = None  # unix seconds, by the cluster
-    ends_at: float | None = None  # unix seconds, by its time limit; None: unknown
     waited_for: str = ""  # the cluster's last reason before it started
 
 
@@ -349,13 +342,6 @@ class ResponsesFound(Event):
     alike: bool = False
 
 
-class PlanFailed(Event):
-    """No plan could be made. Then: the evaluation closes."""
-
-    kind: Literal["plan-failed"] = "plan-failed"
-    error: str  # why none could be made
-
-
 class ShardsDumped(Event):
     """Whole shards found in response files, checksums right. Then: they are done; metric jobs of what is whole are due."""
 
@@ -371,34 +357,12 @@ class ShardCorrupted(Event):
     error: str  # what is wrong with the record
 
 
-class QueueLost(Event):
-    """Redis does not hold this evaluation's queue (it restarted empty, or was never filled). Then: it is filled again."""
-
-    kind: Literal["queue-lost"] = "queue-lost"
-
-
 class ShardsStray(Event):
     """Shards neither queued, claimed by a living trial, nor done. Then: they are queued again."""
 
     kind: Literal["shards-stray"] = "shards-stray"
     shards: tuple[str, ...]  # their names
     again: tuple[str, ...] = ()  # those that were stray before, and queued since
-
-
-class MetricJobsLost(Event):
-    """Metric jobs without an outcome that RQ does not know (any more). Then: they are given to RQ again, ten times at most."""
-
-    kind: Literal["metric-jobs-lost"] = "metric-jobs-lost"
-    jobs: tuple[str, ...]  # their names
-
-
-class MetricJobsDied(Event):
-    """Metric jobs without an outcome that RQ has given up: their workers died with them, again and again. Then: each counts
-    as failed.
-    """
-
-    kind: Literal["metric-jobs-died"] = "metric-jobs-died"
-    jobs: dict[str, str]  # name -> why
 
 
 class TrialHung(Event):
@@ -485,13 +449,9 @@ AnyEvent = (
     | OutcomeSeen
     | Planned
     | ResponsesFound
-    | PlanFailed
     | ShardsDumped
     | ShardCorrupted
-    | QueueLost
     | ShardsStray
-    | MetricJobsLost
-    | MetricJobsDied
     | TrialHung
     | StragglersFound
     | CancelAsked

@@ -1,8 +1,11 @@
-"""Memory that a checkpoint takes: of a trial's GPUs, and of the host for a precursor and a trial. Pure.
+"""What jobs ask of the cluster: memory by what a checkpoint takes of GPUs and hosts, and time by what is predicted. Pure.
 
-Rule: from safetensors headers, the config and lm-eval's arguments. Where these do not say how large the loaded weights
-are, or a GPU's memory is unknown, nothing is refused. Called from `job_specs`, the offers of nodes, and the checks
-before submission.
+Rule: memory is from safetensors headers, the config and lm-eval's arguments; where these do not say how large the loaded
+weights are, or a GPU's memory is unknown, nothing is refused. After the kernel ended a job for lack of memory, jobs of its
+kind ask for twice as much: this counts against no node, shard or task, nor as one of a job's tries, while more can be asked
+for: three times for each setting, and no more than the largest node has beside the weights. Times fit jobs into gaps of the
+cluster's queue, and are never above what the settings give, which stands where nothing was predicted. Called from
+`job_specs`, the subjects that see jobs end, the offers of nodes, and the checks before submission.
 """
 
 from __future__ import annotations
@@ -10,10 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
+from typing import TypedDict
 
 from coordinator.base.words import first_of
-from coordinator.cluster import NodeState
-from coordinator.evaluation.records import EvaluationRecord
+from coordinator.cluster import NodeState, Purpose
+from coordinator.evaluation.records import EvaluationRecord, RunOptions
+from coordinator.evaluation.state import JobInfo, State
 from evaljobs.contract.names import HF_ENGINES
 from evaljobs.contract.specs import CheckpointSpec, ModelOptions, Weights
 from priors.hardware import memory_bytes
@@ -167,3 +172,201 @@ def gpu_need(record: EvaluationRecord) -> GpuNeed:
         doubling=model.engine in SERVERS,
         gpu_gb=options.gpu_memory_gb,
     )
+
+
+# --- what jobs ask for -------------------------------------------------------------------------------------------------
+
+BASE_MEMORY_MB = (
+    4096  # MiB of a build, and of a trial without the weights: Python, torch, lm-eval, a task's requests
+)
+PRECURSOR_SLACK = 1.25  # memory of a precursor, as a multiple of the checkpoint's bytes
+
+
+class Asked(TypedDict):
+    """What each member of a job asks of the cluster."""
+
+    gpus: int
+    cpus: int
+    memory_mb: int
+    time_limit_seconds: int
+
+
+def asked(purpose: Purpose, options: RunOptions, size: Footprint = NO_CHECKPOINT, lanes: int = 1) -> Asked:
+    """The most that a job of this purpose asks for; where times were predicted it asks for less. `size`: of the
+    checkpoint that it converts, stages or loads; `lanes`: trials that a host runs. What is beyond a partition's MaxTime is
+    left away at submission.
+    """
+    own = options.trial.memory_mb or BASE_MEMORY_MB
+    trial = (options.trial.memory_mb or BASE_MEMORY_MB + size.own_mb) + options.engine_memory_mb
+    precursor = max(int(size.files * PRECURSOR_SLACK / MIB) + 512, options.stage_memory_mb)
+    convert = options.convert_memory_mb or size.files * 2 // MIB + 4096
+    gpus, cpus, seconds = options.trial.gpus_per_trial, options.trial.cpus, options.trial.time_limit_seconds
+    what: dict[Purpose, tuple[int, int, int, int]] = {
+        "build": (0, cpus, own, 4 * 3600),
+        "convert": (0, cpus, convert, 4 * 3600),
+        "stage": (0, 1, precursor, seconds + 1800),
+        "host": (gpus * lanes, cpus * lanes, trial * lanes + precursor, seconds),
+        "trial": (gpus, cpus, trial, seconds),
+        "metric": (0, options.metric.cpus, options.metric.memory_mb, seconds + 3600),
+    }
+    gpus, cpus, memory_mb, seconds = what[purpose]
+    return Asked(gpus=gpus, cpus=cpus, memory_mb=memory_mb, time_limit_seconds=seconds)
+
+
+def precursor_memory_mb(record: EvaluationRecord) -> int:
+    """What a precursor asks of a node."""
+    return asked("stage", record.options, footprint(record))["memory_mb"]
+
+
+def trial_memory_mb(record: EvaluationRecord) -> int:
+    """What a trial asks of a node, beside its precursor."""
+    return asked("trial", record.options, footprint(record))["memory_mb"]
+
+
+# --- more memory -------------------------------------------------------------------------------------------------------
+
+OUT_OF_MEMORY = (
+    "OUT_OF_MEMORY"  # Slurm's word for a job of which the kernel ended a process for lack of memory
+)
+MAX_DOUBLINGS = 3  # of one setting, until the evaluation ends or is tried again
+LEAST_MORE = 1.1  # times as much, below which no job is tried again
+# purpose -> the setting that decides its memory; "": none does
+_SETTINGS: Mapping[Purpose, str] = {
+    "build": "[trial] memory_mb",
+    "trial": "[trial] memory_mb",
+    "host": "[trial] memory_mb",
+    "metric": "[metric] memory_mb",
+    "convert": "[checkpoint] convert_memory_mb",
+    "stage": "",
+}
+
+
+def out_of_memory_words(state: State, purpose: Purpose, who: str) -> str:
+    """What happened, and the setting that would do, for a job for which no more is asked."""
+    setting = _SETTINGS[purpose]
+    has, more = _now(state, purpose), _more(state, purpose)
+    said = f"the kernel ended {who} for lack of memory: it had {has} MB"
+    if more <= LEAST_MORE * has:
+        largest = f"no node has more than {state.nodes.largest_mb} MB for it and the weights"
+        return f"{said}, and {largest}: choose larger nodes by [cluster] partition, or a smaller batch_size"
+    return f"{said}; set {setting} = {more}" if setting else said
+
+
+def job_gets_more(state: State, info: JobInfo) -> bool:
+    """The kernel ended this job. Does the next of its kind ask for more?"""
+    lanes = len(info.lanes) if info.job.purpose == "host" else 1
+    return gets_more(state, info.job.purpose, info.job.name, had_mb=info.job.memory_mb, lanes=max(1, lanes))
+
+
+def gets_more(state: State, purpose: Purpose, who: str, *, had_mb: int, lanes: int = 1) -> bool:
+    """The kernel ended a job, or a process of it, that had `had_mb` MiB. Does the next one ask for more?"""
+    options, size = state.record.options, footprint(state.record)
+    if 2 * asked(purpose, options, size, lanes)["memory_mb"] > 3 * had_mb:
+        return True  # since another job's end; a site may give a job somewhat more than it asks for
+    setting = _SETTINGS[purpose]
+    has, more = _now(state, purpose), _more(state, purpose, lanes)
+    if more <= LEAST_MORE * has:
+        return False
+    if state.jobs.doublings.get(setting, 0) >= MAX_DOUBLINGS:
+        return False
+    state.jobs.doublings[setting] = state.jobs.doublings.get(setting, 0) + 1
+    state.record = state.record.model_copy(update={"options": _raised(options, purpose, more)})
+    advice = f": set {setting} = {more} for later evaluations" if setting else ""
+    state.warnings.append(
+        f"the kernel ended {who} for lack of memory: it had {has} MB, and the next asks for {more} MB{advice}"
+    )
+    return True
+
+
+def _raised(options: RunOptions, purpose: Purpose, memory_mb: int) -> RunOptions:
+    update: dict[str, object]
+    match purpose:
+        case "metric":
+            update = {"metric": options.metric.model_copy(update={"memory_mb": memory_mb})}
+        case "stage" | "convert":
+            update = {f"{purpose}_memory_mb": memory_mb}
+        case _:
+            update = {"trial": options.trial.model_copy(update={"memory_mb": memory_mb})}
+    return options.model_copy(update=update)
+
+
+def _now(state: State, purpose: Purpose) -> int:
+    """MiB that a job of this purpose asks for now; of a host, each of its trials."""
+    kind: Purpose = "trial" if purpose == "host" else purpose
+    return asked(kind, state.record.options, footprint(state.record))["memory_mb"]
+
+
+def _more(state: State, purpose: Purpose, lanes: int = 1) -> int:
+    """MiB that the next one asks for: twice as much, or what the largest node holds beside the weights.
+
+    Builds and trials share a setting, which lowers neither.
+    """
+    twice, largest = 2 * _now(state, purpose), state.nodes.largest_mb
+    if purpose == "build":
+        return max(twice, _now(state, "trial"))
+    if purpose not in ("stage", "trial", "host") or not largest:
+        return twice
+    options = state.record.options
+    weights = 0 if purpose == "stage" else precursor_memory_mb(state.record)
+    if purpose == "trial" and not options.stage.enabled:
+        weights = 0
+    return min(twice, (largest - weights) // lanes - (options.engine_memory_mb if weights else 0))
+
+
+# --- time limits -------------------------------------------------------------------------------------------------------
+
+SHORTEST_LIMIT_SECONDS = 900
+"""No trial asks for less: schedulers gain nothing below, and a cold prior may be off by several times."""
+ENDING_SECONDS = 120
+"""A trial gets SIGTERM a minute before its limit, and Slurm may be a minute early."""
+STAGING_SLACK_SECONDS = 300  # of a host, beside the copy
+METRIC_SPREAD = 2.0  # times that metrics may take of what is predicted
+SLOW_STORAGE = 100e6  # bytes/s at which a checkpoint surely comes from shared storage
+
+
+def _staging_seconds(state: State) -> int:
+    return ceil(state.record.checkpoint.bytes / SLOW_STORAGE) + STAGING_SLACK_SECONDS
+
+
+def trial_limit_seconds(state: State, lanes: Sequence[str], more: int = 0) -> int:
+    """The time limit that trials ask for: what load and an even share of the work take at the 95th percentile.
+
+    A short limit finds gaps that a long one does not fit into. One that proves too short costs a load: the trial hands
+    its shard back at SIGTERM, and the next trial on its lane asks for twice as long. Never above the
+    settings' limit, which stands where nothing was predicted (a trial that probes for the batch size). `more`: as of
+    `_work_limit_seconds`.
+    """
+    most = state.record.options.trial.time_limit_seconds
+    attempt = max(state.trials.on_lane.get(lane, 0) for lane in lanes)
+    return min(most, (_work_limit_seconds(state, more) or most) << min(attempt, 20))
+
+
+def host_limit_seconds(state: State, lanes: Sequence[str]) -> int:
+    """The same for a job that stages and then hosts the trials of these lanes, none of which is in use yet."""
+    most = state.record.options.trial.time_limit_seconds
+    return min(most, trial_limit_seconds(state, lanes, len(lanes)) + _staging_seconds(state))
+
+
+def _work_limit_seconds(state: State, more: int = 0) -> int:
+    """Seconds in which a lane has surely loaded and done its even share; 0 before the plan.
+
+    `more`: lanes that come to those in use.
+    """
+    plan = state.plan
+    if not plan.work_seconds_95:
+        return 0
+    share = plan.work_seconds_95 / max(1, state.lanes_in_use + more)
+    return ceil(max(SHORTEST_LIMIT_SECONDS, plan.load_seconds_95 + share + ENDING_SECONDS))
+
+
+def worker_limit_seconds(state: State, count: int, most: int) -> int:
+    """As long as the trials and then the metrics are predicted to take; workers that end at their limit are replaced.
+
+    Those that follow workers with no metric job done ask for twice as long.
+    """
+    work = _work_limit_seconds(state)
+    if not work:
+        return most
+    metrics = [leaf.planned.metric_seconds for leaf in state.shards.leaves.values()]
+    tail = METRIC_SPREAD * (sum(metrics) / count + max(metrics, default=0.0))
+    return min(most, ceil(work + tail) << min(state.scoring.fruitless.failures, 20))

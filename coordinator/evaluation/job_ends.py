@@ -16,14 +16,14 @@ from typing import Any
 
 from coordinator.cluster import COORDINATOR_ENDED, Purpose
 from coordinator.diagnosis.verdict import Diagnosis, in_words, of_state
-from coordinator.evaluation import builds, indexes, jobs, memory, nodes, scoring, shards
+from coordinator.evaluation import builds, jobs, nodes, scoring, shards
 from coordinator.evaluation.actions import CancelJob, ReleaseClaims, SubmitJob
 from coordinator.evaluation.events import Closed, JobEnded, JobNotSubmitted, NodeBackedOff
+from coordinator.evaluation.footprint import OUT_OF_MEMORY, job_gets_more, out_of_memory_words
 from coordinator.evaluation.jobs import Due
 from coordinator.evaluation.state import IllegalEventError, JobInfo, NodeUse, State, Trial
 from evaljobs.contract.names import LaneId
 
-MAX_SUBMISSIONS = 8  # of one job that were in doubt and had not happened
 EXPLAINED = frozenset({"TimeLimit", "Cancelled", "NodeFailure", "Preempted"})
 """Reasons of an end before an outcome that is no fault of a node or a shard."""
 BROKEN = frozenset({"ECCError", "NVLinkError"})  # reasons that are the node's on whatever it runs
@@ -37,6 +37,7 @@ _OVER: dict[Purpose, Callable[[State, JobInfo, str], Due]] = {
     "convert": builds.conversion_over,
     "stage": nodes.job_over,
     "host": nodes.job_over,
+    "metric": scoring.job_over,
 }
 MAX_DEATHS = 3  # of trials, with one shard before its task fails, or on one node before its back-off
 MAX_DEATHS_IN_A_ROW = (
@@ -47,30 +48,31 @@ MAX_DEATHS_IN_A_ROW = (
 
 def not_submitted(state: State, event: JobNotSubmitted) -> Due:
     info = jobs.known(state, event.job)
-    if info.phase == "ended" or (info.phase == "submitted" and event.maybe_done):
+    doubt = event.reason == "in-doubt"
+    if info.phase == "ended" or (info.phase == "submitted" and doubt):
         return []  # over, or a listing showed it before its submission failed
     info.changed_at = event.at
     state.jobs.held.pop(event.job, None)
-    prefetch = info.job.purpose == "stage" and info.job.node in state.nodes.prefetches
-    if event.limited and info.released_at is None and not prefetch:
+    node = state.nodes.by_name.get(info.job.node or "")
+    prefetch = node is not None and not node.lanes
+    if event.reason == "limit" and info.released_at is None and not prefetch:
         jobs.hold(state, info, event.error, event.at)
         return []
-    if event.maybe_done and not event.refused:
-        info.phase = "uncertain"
-        info.submissions += 1
-        return []  # looked up by name first; `JobNotSubmitted(maybe_done=False)` follows if it is not there
+    if doubt:
+        info.phase, info.submissions = "uncertain", info.submissions.failed()
+        return []  # looked up by name first; "absent" follows if it is not there
     found: list[Any] = []
     if prefetch:
         # nothing hangs on it: the node's GPUs come later, and another attempt with them
         info.refused = event.error
-    elif event.refused and info.released_at is None:
+    elif event.reason in ("refused", "refused-on-node") and info.released_at is None:
         info.refused = event.error
         found += _refused(state, info, event)
     elif info.released_at is None:
         info.phase = "intended"
-        if info.submissions < MAX_SUBMISSIONS:
+        if not info.submissions.given_up:
             return [SubmitJob(job=info.job)]
-        why = f"{info.job.name} could not be submitted {info.submissions} times: {event.error}"
+        why = f"{info.job.name} could not be submitted {info.submissions.failures} times: {event.error}"
         found.append(Closed(at=event.at, reason=why))
     word = "REFUSED" if info.refused else "NOT_SUBMITTED"
     if info.job_id:
@@ -82,9 +84,10 @@ def _refused(state: State, info: JobInfo, event: JobNotSubmitted) -> Due:
     """What one node alone may be the reason for puts that node in back-off; anything else would be refused everywhere."""
     why = f"the cluster refused {info.job.name}: {event.error}"
     node = state.nodes.by_name.get(info.job.node or "")
-    if event.of_node and node is not None:
+    on_node = event.reason == "refused-on-node"
+    if on_node and node is not None:
         return nodes.back_off(node, why, event.at)
-    if event.of_node and info.job.exclude:
+    if on_node and info.job.exclude:
         state.jobs.unlaunched.clear()  # no other node can run it
     else:
         state.ending.close(why)
@@ -123,18 +126,18 @@ def _end_members(
     found: list[Any] = []
     for member in members:
         info.members[member] = "ended"
-        names = info.trials if info.job.purpose == "host" else info.trials[member : member + 1]
-        dead = [trial for name in names if (trial := indexes.end_trial(state, name)) is not None]
+        names = jobs.trials_of(info, member)
+        dead = [trial for name in names if (trial := jobs.end_trial(state, name)) is not None]
         found += [ReleaseClaims(trial=trial.name) for trial in dead]
         if word == jobs.PREEMPTED:
             found += nodes.preempted(state, info, now)
         elif dead and not _ours(state, info, dead, word):
             found += _died_silently(state, dead[0], word, shard, now, cause=cause)
-        elif word == memory.OUT_OF_MEMORY and info.job.purpose == "metric" and state.can_work:
+        elif word == OUT_OF_MEMORY and info.job.purpose == "metric" and state.can_work:
             found += scoring.out_of_memory(state, info, now)
     if all(phase == "ended" for phase in info.members.values()) and info.live:
         info.phase = "ended"
-        indexes.file_job(state, info)
+        del state.jobs.live[info.job.name]
         if info.job.purpose in _OVER:
             found += _OVER[info.job.purpose](state, info, word)
     return found
@@ -151,7 +154,7 @@ def _ours(state: State, info: JobInfo, dead: list[Trial], word: str) -> bool:
 def _died_silently(
     state: State, trial: Trial, word: str, shard: str | None, now: float, *, cause: Diagnosis | None
 ) -> Due:
-    if word == memory.OUT_OF_MEMORY:
+    if word == OUT_OF_MEMORY:
         return out_of_memory(state, trial, shard, now)
     cause = cause or of_state(word)
     why = in_words(cause, f"{trial.name} ended ({word}) without a word")
@@ -177,9 +180,9 @@ def _of_program(cause: Diagnosis | None) -> bool:
 def out_of_memory(state: State, trial: Trial, shard: str | None, now: float) -> Due:
     """The kernel ended a trial: the next asks for more. Where none can, its shard may be too much for any node."""
     info = state.jobs.by_name[trial.job]
-    if memory.job_short(state, info):
+    if job_gets_more(state, info):
         return []
-    why = memory.why(state, info.job.purpose, trial.name)
+    why = out_of_memory_words(state, info.job.purpose, trial.name)
     if shard is not None:
         return died_with(state, info.job.node, shard, why, now)
     return [Closed(at=now, reason=why, inference_only=True)]
@@ -204,7 +207,7 @@ def died_with(
     if not shards.is_to_do(state, name):
         return []
     node = state.nodes.by_name[node_name or ""]
-    others = [n for n in state.nodes.by_name.values() if n is not node and n.status in nodes.IN_USE]
+    others = [n for n in state.nodes.by_name.values() if n is not node and n.in_use]
     once_more = node.name in shard.died_on and any(n.name not in shard.died_on for n in others)
     if not once_more:
         shard.died_on.append(node.name)
@@ -220,7 +223,7 @@ def died_with(
     if not there:
         return found
     other = min(there, key=lambda n: (n.deaths, n.name))
-    shard.lane = min(state.live_lanes(other.name), default=str(LaneId(other.name, 0)))
+    shard.lane = min(other.busy_lanes, default=str(LaneId(other.name, 0)))
     return [*found, *shards.requeue(state, [name])]
 
 

@@ -9,20 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypedDict
+from typing import Any
 
 from coordinator.cluster import CPU_SLOT, Job, Purpose
 from coordinator.config.schema import StageConfig
 from coordinator.evaluation.events import JobIntended
-from coordinator.evaluation.footprint import MIB, NO_CHECKPOINT, Footprint, footprint
-from coordinator.evaluation.records import EvaluationRecord, JobName, RunOptions, job_detail
-from coordinator.evaluation.state import EntryState, JobInfo, MetricState, NodeUse, Prefetch, State
-from coordinator.evaluation.time_limits import (
+from coordinator.evaluation.footprint import (
+    Asked,
+    Footprint,
+    asked,
+    footprint,
     host_limit_seconds,
-    precursor_limit_seconds,
     trial_limit_seconds,
     worker_limit_seconds,
 )
+from coordinator.evaluation.records import EvaluationRecord, JobName, job_detail
+from coordinator.evaluation.state import EntryState, JobInfo, MetricState, NodeUse, State
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import (
     BuildSpec,
@@ -38,11 +40,6 @@ from evaljobs.contract.specs import (
     StageSpec,
     TrialSpec,
 )
-
-BASE_MEMORY_MB = (
-    4096  # MiB of a build, and of a trial without the weights: Python, torch, lm-eval, a task's requests
-)
-PRECURSOR_SLACK = 1.25  # memory of a precursor, as a multiple of the checkpoint's bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,37 +67,6 @@ class Site:
 
     def folder(self, state: State) -> str:
         return str(self.paths.root / state.evaluation_id)
-
-
-class Asked(TypedDict):
-    """What each member of a job asks of the cluster."""
-
-    gpus: int
-    cpus: int
-    memory_mb: int
-    time_limit_seconds: int
-
-
-def asked(purpose: Purpose, options: RunOptions, size: Footprint = NO_CHECKPOINT, lanes: int = 1) -> Asked:
-    """The most that a job of this purpose asks for; where times were predicted it asks for less. `size`: of the
-    checkpoint that it converts, stages or loads; `lanes`: trials that a host runs. What is beyond a partition's MaxTime is
-    left away at submission.
-    """
-    own = options.trial.memory_mb or BASE_MEMORY_MB
-    trial = (options.trial.memory_mb or BASE_MEMORY_MB + size.own_mb) + options.engine_memory_mb
-    precursor = max(int(size.files * PRECURSOR_SLACK / MIB) + 512, options.stage_memory_mb)
-    convert = options.convert_memory_mb or size.files * 2 // MIB + 4096
-    gpus, cpus, seconds = options.trial.gpus_per_trial, options.trial.cpus, options.trial.time_limit_seconds
-    what: dict[Purpose, tuple[int, int, int, int]] = {
-        "build": (0, cpus, own, 4 * 3600),
-        "convert": (0, cpus, convert, 4 * 3600),
-        "stage": (0, 1, precursor, seconds + 1800),
-        "host": (gpus * lanes, cpus * lanes, trial * lanes + precursor, seconds),
-        "trial": (gpus, cpus, trial, seconds),
-        "metric": (0, options.metric.cpus, options.metric.memory_mb, seconds + 3600),
-    }
-    gpus, cpus, memory_mb, seconds = what[purpose]
-    return Asked(gpus=gpus, cpus=cpus, memory_mb=memory_mb, time_limit_seconds=seconds)
 
 
 def _asked(state: State, purpose: Purpose, lanes: int = 1) -> Asked:
@@ -163,28 +129,14 @@ def _announced(state: State) -> CheckpointSpec:
     return state.conversion.announced or state.record.checkpoint
 
 
-def precursor_memory_mb(record: EvaluationRecord) -> int:
-    """What a precursor asks of a node."""
-    return asked("stage", record.options, footprint(record))["memory_mb"]
-
-
-def trial_memory_mb(record: EvaluationRecord) -> int:
-    """What a trial asks of a node, beside its precursor."""
-    return asked("trial", record.options, footprint(record))["memory_mb"]
-
-
-def precursor_job(state: State, site: Site, node: NodeUse | Prefetch, now: float) -> JobIntended:
+def precursor_job(state: State, site: Site, node: NodeUse, now: float) -> JobIntended:
     """The precursor of a node: stages the weights, holds that memory with one CPU, clears it when released.
 
-    A prefetch, which waits for GPUs that other jobs use, asks for the most.
+    It asks for the longest time; the one that follows it at its limit stages the weights again.
     """
-    asks = _asked(state, "stage")
-    if isinstance(node, NodeUse):
-        asks["time_limit_seconds"] = precursor_limit_seconds(state, node, asks["time_limit_seconds"])
-    job = replace(_job(state, site, "stage", node.name, asks), node=node.name)
-    if isinstance(node, Prefetch):
-        return JobIntended(at=now, job=job)
-    return JobIntended(at=now, job=replace(job, best_effort=node.best_effort), node_lanes=node.lanes)
+    job = _job(state, site, "stage", node.name, _asked(state, "stage"))
+    job = replace(job, node=node.name, best_effort=node.best_effort)
+    return JobIntended(at=now, job=job, node_lanes=node.lanes)
 
 
 def trial_job(
@@ -302,7 +254,7 @@ def _stage_spec(state: State, site: Site, info: JobInfo) -> StageSpec:
         lease_file=str(site.paths.lease),
         lease_seconds=site.stage.lease_seconds,
         readers=site.stage.readers,
-        share=site.stage.prefetch if node in state.nodes.prefetches else None,
+        share=None if state.nodes.by_name[node].lanes else site.stage.prefetch,
     )
 
 

@@ -9,20 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from coordinator.cluster import COORDINATOR_ENDED
-from coordinator.evaluation import indexes
 from coordinator.evaluation.actions import Action, CancelJob, ReleasePrecursor, SubmitJob
 from coordinator.evaluation.events import AnyEvent, JobIntended, JobStarted, JobSubmitted
 from coordinator.evaluation.records import JobName
-from coordinator.evaluation.state import HeldJob, IllegalEventError, JobInfo, State
+from coordinator.evaluation.state import IllegalEventError, JobInfo, State, Trial
+from evaljobs.contract.names import LaneId
 
 Due = Iterable[Action | AnyEvent]
 """What a handler or a rule returns: actions, and events that the evaluation decided, which `step` journals."""
 
+SERVED = frozenset(
+    {"COMPLETED", "TIMEOUT"}
+)  # words for the end of a precursor that held weights to its time limit
 PREEMPTED = "PREEMPTED"  # the clusters' word for a job whose place went to a job of higher priority
 # words for the end of a job that is no fault of its own
 NO_FAULT_OF_A_JOB = frozenset({PREEMPTED, "NODE_FAIL", COORDINATOR_ENDED})
-HELD_SECONDS = 30.0  # pause before a job that a limit on jobs kept out is submitted again; doubled each time
-MAX_HELD_SECONDS = 1800.0  # the longest such pause
 
 
 def known(state: State, name: str) -> JobInfo:
@@ -47,9 +48,31 @@ def intended(state: State, event: JobIntended) -> None:
         changed_at=event.at,
     )
     info.members = dict.fromkeys(range(info.job.count), "pending")
-    state.jobs.by_name[info.job.name] = info
-    indexes.begin_trials(state, info)
-    indexes.file_job(state, info)
+    state.jobs.by_name[info.job.name] = state.jobs.live[info.job.name] = info
+    _begin_trials(state, info)
+
+
+def _begin_trials(state: State, info: JobInfo) -> None:
+    """The trials of a job live from its intent on, each on its lane."""
+    hosted = info.job.purpose == "host"
+    for number, (name, lane) in enumerate(zip(info.trials, info.lanes, strict=True)):
+        trial = Trial(name=name, job=info.job.name, member=0 if hosted else number, lane=lane)
+        state.trials.by_name[name] = state.trials.live[name] = trial
+        state.trials.on_lane[lane] = state.trials.on_lane.get(lane, 0) + 1
+        state.nodes.by_name[LaneId.parse(lane).node].trials[name] = trial
+
+
+def end_trial(state: State, name: str) -> Trial | None:
+    """A trial is over: its lane is free. None where it was over already."""
+    trial = state.trials.live.pop(name, None)
+    if trial is not None:
+        del state.nodes.by_name[LaneId.parse(trial.lane).node].trials[name]
+    return trial
+
+
+def trials_of(info: JobInfo, member: int) -> tuple[str, ...]:
+    """The trials that a member of a job runs; a host's one member runs them all."""
+    return info.trials if info.job.purpose == "host" else info.trials[member : member + 1]
 
 
 def submitted(state: State, event: JobSubmitted) -> list[Action]:
@@ -61,7 +84,6 @@ def submitted(state: State, event: JobSubmitted) -> list[Action]:
         # a submission that timed out had happened after all: the later twin goes
         return [CancelJob(job_id=event.job_id)]
     info.phase, info.job_id, info.changed_at = "submitted", event.job_id, event.at
-    indexes.file_job(state, info)
     return end(state, [info], event.at) if info.released_at is not None else []
 
 
@@ -70,21 +92,21 @@ def started(state: State, event: JobStarted) -> list[Action]:
     if info.members.get(event.index) == "pending":
         info.members[event.index] = "running"
         info.changed_at = event.at
-        indexes.file_job(state, info)
+        for trial in trials_of(info, event.index):
+            state.trials.by_name[trial].running = True
     return []
 
 
 def hold(state: State, info: JobInfo, why: str, now: float) -> None:
     """A limit on jobs keeps this one out: it is submitted again after a pause."""
     info.phase = "intended"
-    pause = min(HELD_SECONDS * 2 ** min(info.refusals, 20), MAX_HELD_SECONDS)
-    info.refusals += 1
-    state.jobs.held[info.job.name] = HeldJob(why=why, due_at=now + pause)
+    info.refusals = info.refusals.failed(now)
+    state.jobs.held[info.job.name] = why
 
 
 def held_over(state: State, now: float) -> list[Action]:
     """Jobs whose pause is over are submitted again."""
-    return _again(state, [name for name, held in state.jobs.held.items() if now >= held.due_at])
+    return _again(state, [name for name in state.jobs.held if state.jobs.by_name[name].refusals.due(now)])
 
 
 def _again(state: State, names: Iterable[str]) -> list[Action]:
@@ -102,7 +124,7 @@ def end(state: State, jobs: Iterable[JobInfo], now: float) -> list[Action]:
         info.released_at = now if info.released_at is None else info.released_at
         actions += _again(state, [info.job.name])  # the submission is answered by "nothing needs it"
         for trial in info.trials:
-            indexes.mark_cancelled(state, trial)
+            state.trials.by_name[trial].cancelled = True
         if not info.job_id:
             continue
         left = [member for member in info.members if not accounted(state, info, member)]
@@ -115,7 +137,7 @@ def end(state: State, jobs: Iterable[JobInfo], now: float) -> list[Action]:
 
 def accounted(state: State, info: JobInfo, member: int) -> bool:
     """Have all trials of this member of a job left their outcomes?"""
-    trials = info.trials if info.job.purpose == "host" else info.trials[member : member + 1]
+    trials = trials_of(info, member)
     return bool(trials) and not any(trial in state.trials.live for trial in trials)
 
 
@@ -139,8 +161,7 @@ def release(state: State, info: JobInfo, now: float) -> list[Action]:
 
 def restarted(state: State, now: float) -> None:
     """Submissions that may have happened are in doubt; times of a clock that was set back meanwhile are mended."""
-    for name in state.jobs.live:
-        info = state.jobs.by_name[name]
+    for name, info in state.jobs.live.items():
         if info.phase == "intended" and name not in state.jobs.held:
             info.phase, info.changed_at = "uncertain", 0.0
         info.changed_at = min(info.changed_at, now)

@@ -9,42 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from coordinator.evaluation import indexes, jobs, memory
+from coordinator.evaluation import jobs
 from coordinator.evaluation.actions import Action, EnqueueMetric
 from coordinator.evaluation.events import (
     Closed,
     EntryFailed,
     JobIntended,
     MetricEnqueued,
-    MetricJobsDied,
-    MetricJobsLost,
 )
+from coordinator.evaluation.footprint import gets_more, job_gets_more, out_of_memory_words
 from coordinator.evaluation.job_specs import Site, worker_job
 from coordinator.evaluation.jobs import Due
-from coordinator.evaluation.state import EntryState, JobInfo, MetricState, State
+from coordinator.evaluation.state import EntryState, JobInfo, LeafState, MetricState, State
 from evaljobs.contract.outcomes import Executed, Failed, Scored
 
-MAX_ATTEMPTS = 3  # score jobs of one entry
-MAX_LOSSES = 10  # times that RQ may forget a metric job: more than an hour, the waits between being doubled
-MAX_WORKER_JOBS = 20  # in a row that ended and had no metric job done
-MAX_WORKER_PAUSE_SECONDS = 60.0  # between the starts of two such
 WAITING_SECONDS = 30.0  # that metric jobs wait before more workers are submitted
-
-
-def lost(state: State, event: MetricJobsLost) -> Due:
-    found: list[Any] = []
-    for metric in [state.scoring.metrics[n] for n in event.jobs if n in state.scoring.outstanding]:
-        metric.losses += 1
-        metric.enqueued_at = event.at
-        if metric.losses > MAX_LOSSES:
-            found += _gone(state, metric.name, f"the queue forgot it {metric.losses} times", event.at)
-        else:
-            found.append(_enqueue(state, metric))
-    return found
-
-
-def died(state: State, event: MetricJobsDied) -> Due:
-    return [a for name, why in event.jobs.items() for a in _gone(state, name, why, event.at)]
 
 
 def executed(state: State, outcome: Executed, _at: float) -> list[Action]:
@@ -59,7 +38,6 @@ def scored(state: State, outcome: Scored, _at: float) -> list[Action]:
     if _done(state, outcome.name) and entry.status == "scoring":
         entry.status, entry.result_file = "scored", outcome.result_file
         entry.unscored = outcome.unscored
-        indexes.file_entry(state, entry)
         for item, why in list(outcome.unscored.items())[:5]:
             task, _, document = item.rpartition(" ")
             state.warnings.append(_item_failed(task, document, why))
@@ -76,20 +54,10 @@ def _done(state: State, name: str) -> bool:
         return False
     metric.done = True
     state.scoring.outstanding.discard(name)
-    state.scoring.worker_attempts = 0
+    state.scoring.fruitless = state.scoring.fruitless.anew
     if metric.kind == "execute":
         state.shards.leaves[metric.task].executed += 1
-        indexes.file_leaf(state, state.shards.leaves[metric.task])
     return True
-
-
-def _gone(state: State, name: str, why: str, at: float) -> Due:
-    """A metric job ended without an outcome. It counts as failed, so that it is not enqueued for ever."""
-    metric = state.scoring.metrics.get(name)
-    if metric is None:
-        return []
-    outcome = Failed(name=name, job=metric.kind, blame="retry", error=f"{name}: {why}", entry=metric.entry)
-    return failed(state, outcome, at)
 
 
 def failed(state: State, outcome: Failed, at: float) -> Due:
@@ -100,10 +68,12 @@ def failed(state: State, outcome: Failed, at: float) -> Due:
     entry = state.entries[metric.entry]
     found: list[Any] = []
     had_mb = outcome.memory_mb
-    if had_mb is not None and memory.short(state, "metric", outcome.name, had_mb=had_mb):
+    if had_mb is not None and gets_more(state, "metric", outcome.name, had_mb=had_mb):
         # workers that have less end; what they run is run again by their successors
         few = [
-            i for i in state.live_jobs("metric") if i.job.memory_mb < state.record.options.metric.memory_mb
+            i
+            for i in state.scoring.workers.values()
+            if i.job.memory_mb < state.record.options.metric.memory_mb
         ]
         found += jobs.end(state, few, at)
     if metric.kind == "execute":
@@ -112,40 +82,53 @@ def failed(state: State, outcome: Failed, at: float) -> Due:
         return found
     if entry.status == "scoring":  # also of one that fails: that may not reach the journal
         entry.status = "built"
-        indexes.file_entry(state, entry)
-    if outcome.blame == "operator" or entry.score_attempts - entry.score_attempts_before >= MAX_ATTEMPTS:
+    entry.scoring = entry.scoring.failed()
+    if outcome.blame == "operator" or entry.scoring.given_up:
         found.append(EntryFailed(at=at, entry=entry.index, error=outcome.error))
     return found
 
 
 def out_of_memory(state: State, info: JobInfo, now: float) -> Due:
     """The kernel ended a worker, or a process of one. Where no more can be asked for and nothing gets done, that is the end."""
-    if memory.job_short(state, info) or not state.scoring.worker_attempts:
+    if job_gets_more(state, info) or not state.scoring.fruitless.failures:
         return []
-    return [Closed(at=now, reason=memory.why(state, "metric", info.job.name), instead=True)]
+    return [Closed(at=now, reason=out_of_memory_words(state, "metric", info.job.name), instead=True)]
 
 
 def _metrics(state: State, now: float) -> Due:
-    executable, size = state.index.executable, state.record.options.execute_documents
-    while executable:
-        leaf = next(iter(executable.values()))
-        documents = leaf.complete[:size]
-        yield MetricEnqueued(
-            at=now,
-            name=f"execute-{leaf.name}-{leaf.executes}",
-            entry=next(index for index in leaf.entries if state.entries[index].status == "built"),
-            task=leaf.name,
-            documents=tuple(sorted(documents)),
-            seconds=leaf.planned.metric_seconds * len(documents) / max(1, leaf.planned.documents),
-        )
-    for _, entry in sorted(state.index.entries.get("answered", {}).items()):
-        leaves = [state.shards.leaves[name].planned for name in entry.leaves.values()]
-        yield MetricEnqueued(
-            at=now,
-            name=f"score-{entry.index}-{entry.score_attempts}",
-            entry=entry.index,
-            seconds=sum(leaf.metric_seconds for leaf in leaves if not leaf.executes),
-        )
+    for leaf in state.shards.leaves.values():
+        while leaf.complete and _executable(state, leaf):
+            documents = leaf.complete[: state.record.options.execute_documents]
+            yield MetricEnqueued(
+                at=now,
+                name=f"execute-{leaf.name}-{leaf.executes}",
+                entry=next(index for index in leaf.entries if state.entries[index].status == "built"),
+                task=leaf.name,
+                documents=tuple(sorted(documents)),
+                seconds=leaf.planned.metric_seconds * len(documents) / max(1, leaf.planned.documents),
+            )
+    answered = {name for name, leaf in state.shards.leaves.items() if not leaf.todo and leaf.answered}
+    theirs = {index for name in answered for index in state.shards.leaves[name].entries}
+    for entry in (state.entries[index] for index in sorted(theirs)):
+        planned = entry.status == "built" and len(entry.leaves) == len(entry.sets)
+        if planned and answered.issuperset(entry.leaves.values()):
+            leaves = [state.shards.leaves[name].planned for name in entry.leaves.values()]
+            yield MetricEnqueued(
+                at=now,
+                name=f"score-{entry.index}-{entry.score_jobs}",
+                entry=entry.index,
+                seconds=sum(leaf.metric_seconds for leaf in leaves if not leaf.executes),
+            )
+
+
+def _executable(state: State, leaf: LeafState) -> bool:
+    """May an `execute` job be made of its documents? Past its limit a judge's jobs would only hold workers; one more than
+    that waits ready for its turn.
+    """
+    size, at_once = state.record.options.execute_documents, leaf.planned.executes_at_once
+    whole = len(leaf.complete) >= size or leaf.todo == 0
+    full = at_once and leaf.executes - leaf.executed > at_once
+    return whole and not full and any(state.entries[entry].status == "built" for entry in leaf.entries)
 
 
 def enqueued(state: State, event: MetricEnqueued) -> list[Action]:
@@ -153,12 +136,10 @@ def enqueued(state: State, event: MetricEnqueued) -> list[Action]:
         leaf, given = state.shards.leaves[event.task], set(event.documents)
         leaf.complete = [document for document in leaf.complete if document not in given]
         leaf.executes += 1
-        indexes.file_leaf(state, leaf)
     else:
         entry = state.entries[event.entry]
         entry.status = "scoring"
-        entry.score_attempts += 1
-        indexes.file_entry(state, entry)
+        entry.score_jobs += 1
     state.scoring.outstanding.add(event.name)
     metric = state.scoring.metrics[event.name] = MetricState(
         name=event.name,
@@ -169,10 +150,10 @@ def enqueued(state: State, event: MetricEnqueued) -> list[Action]:
         seconds=event.seconds,
         enqueued_at=event.at,
     )
-    return [_enqueue(state, metric)]
+    return [enqueue(state, metric)]
 
 
-def _enqueue(state: State, metric: MetricState) -> Action:
+def enqueue(state: State, metric: MetricState) -> Action:
     """Ahead of the others where the task's metric is longer than an even share of all: its jobs end last, most of all
     those of a judge, which follow one another.
     """
@@ -193,39 +174,45 @@ def needs_no_gpu(state: State, entry: EntryState) -> bool:
 def scoring_due(state: State, site: Site, now: float) -> Due:
     yield from _metrics(state, now)
     scoring = state.scoring
-    if not state.shards.leaves or not (scoring.outstanding or state.index.running):
+    running = (trial.running for trial in state.trials.live.values())
+    if not state.shards.leaves or not (scoring.outstanding or any(running)):
         return
-    there = [phase for i in state.live_jobs("metric") for phase in i.members.values() if phase != "ended"]
-    if there:
+    if there := list(scoring.workers.values()):
         count = _more_workers(state, there, now)
-    elif scoring.worker_attempts >= MAX_WORKER_JOBS:
-        why = f"{scoring.worker_attempts} worker jobs ended before they had a metric job done; see their logs"
+    elif scoring.fruitless.given_up:
+        why = f"{scoring.fruitless.failures} worker jobs ended before they had a metric job done; see their logs"
         yield Closed(at=now, reason=why, instead=True)
         return
     else:
-        count = 0 if now < scoring.workers_due_at else state.plan.workers or state.record.options.workers
+        count = (state.plan.workers or state.record.options.workers) if scoring.fruitless.due(now) else 0
     size = state.record.options.array_size or count
     for first in range(0, count, size or 1):  # several jobs where the site takes only small arrays
         yield worker_job(state, site, min(size, count - first), now)
 
 
-def _more_workers(state: State, there: Sequence[str], now: float) -> int:
+def _more_workers(state: State, there: Sequence[JobInfo], now: float) -> int:
     """The prediction was wrong where jobs wait though all workers run: as many more as wait, within the settings."""
     scoring = state.scoring
-    most = min(state.record.options.workers, len(scoring.outstanding))
-    if most <= len(there) or "pending" in there or now - scoring.grown_at < WAITING_SECONDS:
+    members = [phase for info in there for phase in info.members.values() if phase != "ended"]
+    most = min(state.record.options.workers, len(scoring.outstanding)) - len(members)
+    changed = any(now - info.changed_at < WAITING_SECONDS for info in there)
+    if most <= 0 or changed or "pending" in members:
         return 0
     waiting = sum(now - scoring.metrics[n].enqueued_at >= WAITING_SECONDS for n in scoring.outstanding)
-    return most - len(there) if waiting > len(there) else 0
+    return most if waiting > len(members) else 0
 
 
 def intended(state: State, event: JobIntended) -> None:
     """Worker jobs that follow one another, with no metric job done in between, come with growing pauses."""
     scoring = state.scoring
-    if len(state.live_jobs("metric")) == 1:  # this one alone
-        scoring.worker_attempts += 1
-        scoring.workers_due_at = event.at + min(2.0**scoring.worker_attempts, MAX_WORKER_PAUSE_SECONDS)
-    scoring.grown_at = event.at
+    scoring.workers[event.job.name] = state.jobs.by_name[event.job.name]
+    if len(scoring.workers) == 1:  # this one alone
+        scoring.fruitless = scoring.fruitless.failed(event.at)
+
+
+def job_over(state: State, info: JobInfo, _word: str) -> Due:
+    state.scoring.workers.pop(info.job.name, None)
+    return []
 
 
 def restarted(state: State, now: float) -> list[Action]:
@@ -234,5 +221,5 @@ def restarted(state: State, now: float) -> list[Action]:
     for name in sorted(state.scoring.outstanding):
         metric = state.scoring.metrics[name]
         metric.enqueued_at = min(metric.enqueued_at, now)
-        actions.append(_enqueue(state, metric))
+        actions.append(enqueue(state, metric))
     return actions

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import count, cycle
 
 from coordinator.base.words import first_of
-from coordinator.evaluation import indexes, jobs, nodes
+from coordinator.evaluation import jobs, nodes
 from coordinator.evaluation.actions import (
     Action,
     FillQueue,
@@ -25,10 +25,8 @@ from coordinator.evaluation.events import (
     EntryFailed,
     JobStarted,
     PlanAsked,
-    PlanFailed,
     Planned,
     PlannedLeaf,
-    QueueLost,
     ResponsesFound,
     ShardCorrupted,
     ShardsDealt,
@@ -40,7 +38,6 @@ from coordinator.evaluation.state import EntryState, IllegalEventError, LeafStat
 from evaljobs.contract.names import LaneId, ShardId
 from evaljobs.contract.specs import FrameRef, RequestSetManifest
 
-MAX_UNREAD = 3  # times that a shard was run and left no record that can be read
 REUSED_LANE = "reused"  # a lane of no trial: others take from it
 
 Rows = dict[str, list[tuple[str, float, float]]]  # lane -> (shard, rank, seconds)
@@ -75,9 +72,6 @@ def _place(state: State, leaf: PlannedLeaf, where: Mapping[str, tuple[str, float
         entry.leaves[leaf.task] = made.name
         made.entries.append(entry.index)
     _wanted_again(state, made)  # by an entry that was built when those that had it had failed
-    indexes.file_leaf(state, made)
-    for index in made.entries:
-        indexes.file_entry(state, state.entries[index])  # it is planned, or one leaf task less is to be
 
 
 def _planned_anew(
@@ -118,15 +112,8 @@ def responses_found(state: State, event: ResponsesFound) -> list[Action]:
         entry = state.entries[index]
         if entry.status == "built":
             entry.status, entry.result_file = "scored", file
-            indexes.file_entry(state, entry)
             plan.reused_scores.add(index)
     return [*publish(state), _fill(state)] if event.leaves else []
-
-
-def plan_failed(state: State, event: PlanFailed) -> list[Action]:
-    state.plan.pending = False
-    state.ending.close(event.error)
-    return []
 
 
 def publish(state: State) -> list[Action]:
@@ -147,12 +134,12 @@ def shards_due(state: State, now: float) -> Due:
     """
     if state.plan.pending or state.batch_size == "auto":
         return
-    entries = state.index.entries
-    if "unbuilt" in entries or "building" in entries or "unplanned" not in entries:
+    unplanned = state.unplanned
+    if not unplanned or state.unbuilt:
         return
     turn: dict[str, int] = {}  # leaf task -> entry
-    for index, entry in sorted(entries["unplanned"].items()):
-        turn |= {task: index for task in entry.sets if task not in entry.leaves and task not in turn}
+    for entry in unplanned:
+        turn |= {task: entry.index for task in entry.sets if task not in entry.leaves and task not in turn}
     fresh: dict[int, dict[str, str]] = {}
     for task, index in turn.items():
         fresh.setdefault(index, {})[_free_name(state, task)] = state.entries[index].sets[task]
@@ -168,12 +155,7 @@ def shards_due(state: State, now: float) -> Due:
     if state.record.rescores:  # its command looked before; they were removed meanwhile
         yield Closed(at=now, reason=f"{state.record.rescores} has no answers to {first_of(sorted(turn))}")
         return
-    lanes = tuple(
-        (lane, n.name)
-        for n in state.nodes.by_name.values()
-        if n.status in nodes.IN_USE
-        for lane in n.lane_names
-    )
+    lanes = tuple((lane, n.name) for n in state.nodes.by_name.values() if n.in_use for lane in n.lane_names)
     if not lanes:
         return
     most = state.record.options.max_trials
@@ -223,9 +205,9 @@ def deal_due(state: State, now: float) -> Due:
     """Without stealing, the shards of lost lanes go round-robin, by rank, to the lanes of the nodes in use."""
     if state.record.options.plan.steals or not state.shards.todo:
         return
-    if len(state.trials.live) >= state.index.lanes_in_use:
+    if len(state.trials.live) >= state.lanes_in_use:
         return
-    kept = [lane for name in sorted(state.index.in_use) for lane in state.nodes.by_name[name].lane_names]
+    kept = [lane for n in sorted(state.held_nodes, key=lambda n: n.name) for lane in n.lane_names]
     lost = state.lanes_to_do() - set(kept) - {trial.lane for trial in state.trials.live.values()}
     names = [n for n, s in state.shards.by_name.items() if s.lane in lost and is_to_do(state, n)]
     names.sort(key=lambda name: (state.shards.by_name[name].rank, name))
@@ -255,7 +237,8 @@ def dumped(state: State, event: ShardsDumped) -> list[Action]:
         if trial is not None:
             state.nodes.by_name[LaneId.parse(trial.lane).node].deaths = 0
             jobs.started(state, JobStarted(at=event.at, job=trial.job, index=trial.member))
-    state.trials.deaths = state.nodes.all_backed_off = 0
+    state.trials.deaths = 0
+    state.nodes.all_backed_off = state.nodes.all_backed_off.anew
     return []
 
 
@@ -279,7 +262,6 @@ def _done(state: State, name: str, frame: FrameRef) -> None:
         leaf.waiting[document] -= 1
         if leaf.waiting[document] == 0:
             leaf.complete.append(document)
-    indexes.file_leaf(state, leaf)
 
 
 def corrupted(state: State, event: ShardCorrupted) -> Due:
@@ -306,29 +288,23 @@ def _take_back(state: State, name: str) -> None:
         leaf.waiting[document] += 1
         if document in leaf.complete:
             leaf.complete.remove(document)
-    indexes.file_leaf(state, leaf)
     for entry in open_entries(state, leaf):
         if entry.status == "scoring":
             entry.status = "built"
-            indexes.file_entry(state, entry)
 
 
 def _unread(state: State, name: str, why: str, now: float) -> Sequence[EntryFailed]:
     """A shard was run, and what it left cannot be read; the third time its task fails, or where no model is asked."""
     shard = state.shards.by_name[name]
-    shard.unread += 1
-    if shard.unread < (1 if state.record.rescores else MAX_UNREAD) or shard.quarantined:
+    shard.unread = shard.unread.failed()
+    if not (shard.unread.given_up or state.record.rescores) or shard.quarantined:
         return []
     state.warnings.append(f"shard {name} quarantined: {why}")
-    said = f"shard {name} was run {shard.unread} times and left no record that can be read; the last: {why}"
+    said = f"shard {name} was run {shard.unread.failures} times and left no record that can be read; the last: {why}"
     return fail_leaf(state, leaf_of(state, name), said, now)
 
 
 # --- the work queue ----------------------------------------------------------------------------------------------------------
-
-
-def queue_lost(state: State, _event: QueueLost) -> list[Action]:
-    return refill(state)
 
 
 def refill(state: State) -> list[Action]:
@@ -377,7 +353,6 @@ def entry_failed(state: State, event: EntryFailed) -> list[Action]:
     if entry.terminal and not state.ending.no_scores:
         return []
     entry.status, entry.error = "failed", event.error
-    indexes.file_entry(state, entry)
     withdrawn = []
     lost = [n for n in entry.leaves.values() if not open_entries(state, state.shards.leaves[n])]
     for name in shards_of(state, lost):
@@ -395,14 +370,13 @@ def fail_leaf(state: State, leaf: LeafState, error: str, now: float) -> Sequence
 
 def reopen_entry(state: State, entry: EntryState) -> list[Action]:
     """A failed entry is tried again from where it stood; its shards are queued."""
-    entry.error, entry.build_attempts, entry.score_attempts_before = "", 0, entry.score_attempts
+    entry.error, entry.building, entry.scoring = "", entry.building.anew, entry.scoring.anew
     entry.status = "built" if entry.sets else "unbuilt"
-    indexes.file_entry(state, entry)
     again: list[str] = []
     for leaf in (state.shards.leaves[name] for name in entry.leaves.values()):
         for name in leaf.planned.shards:
             shard = state.shards.by_name[name]
-            shard.died_on, shard.error, shard.unread = [], "", 0
+            shard.died_on, shard.error, shard.unread = [], "", shard.unread.anew
         again += _wanted_again(state, leaf)
     return requeue(state, again)
 
@@ -448,7 +422,6 @@ def retire(state: State, entry: EntryState, *, executes: bool) -> list[Action]:
                 state.scoring.outstanding.discard(metric.name)
         state.shards.retired.add((known, leaf.planned.cut))
         del state.shards.leaves[known]
-        indexes.drop_leaf(state, known)
         state.plan.reused.pop(known, None)
     return [WithdrawShards(shards=tuple(withdrawn))] if withdrawn else []
 

@@ -1,15 +1,16 @@
 """State of one evaluation: what the subjects change in place and everything else only reads.
 
 Rule: one part for each subject; only the subject's own module writes it, others call that module's public functions.
-`index` holds look-up tables that `indexes` alone writes, so that no event looks at all that was ever run. A replay of
-the journal rebuilds the state exactly. Called from: the subjects, and every reader (allocation, runtime, report, cli).
+No event looks at all that was ever run. What a rule asks about nodes, trials and entries is counted anew, once a look.
+A replay of the journal rebuilds the state exactly. Called from: the subjects, and every reader (allocation, runtime, report, cli).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from math import inf
 from typing import Literal
 
 from coordinator.cluster import Job
@@ -23,10 +24,46 @@ EntryStatus = Literal["unbuilt", "building", "built", "scoring", "scored", "fail
 NodeStatus = Literal["offered", "staging", "ready", "back-off", "withdrawn"]
 JobPhase = Literal["intended", "uncertain", "submitted", "ended"]
 MemberPhase = Literal["pending", "running", "ended"]
+IN_USE = ("offered", "staging", "ready")  # statuses of nodes that are in use, or prefetched on
+
+
+HELD_SECONDS = 30.0  # pause before a job that a limit on jobs kept out is submitted again; doubled each time
+MAX_HELD_SECONDS = 1800.0  # the longest such pause
+FEWER_SECONDS = 1800.0  # for which an evaluation that a limit kept out uses fewer nodes; doubled each time
 
 
 class IllegalEventError(Exception):
     """An event that cannot follow this state: a bug of the caller, never the operator's fault."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tries:
+    """Failures in a row of one thing: it is tried again after a pause of `first` seconds, doubled each time up to `longest`,
+    and given up after `limit` of them.
+    """
+
+    limit: float = inf
+    first: float = 0.0
+    longest: float = inf
+    failures: int = 0
+    due_at: float = 0.0  # unix seconds of the next try
+
+    def failed(self, now: float = 0.0) -> Tries:
+        """One more failure; the pause begins at `now` (unix seconds)."""
+        pause = min(self.first * 2.0 ** min(self.failures, 60), self.longest)
+        return replace(self, failures=self.failures + 1, due_at=now + pause)
+
+    def due(self, now: float) -> bool:
+        return now >= self.due_at
+
+    @property
+    def given_up(self) -> bool:
+        return self.failures >= self.limit
+
+    @property
+    def anew(self) -> Tries:
+        """Without failures."""
+        return replace(self, failures=0, due_at=0.0)
 
 
 class Phase(IntEnum):
@@ -54,9 +91,9 @@ class EntryState:
         default_factory=dict
     )  # leaf task -> its name in `Shards.leaves`, once planned
     build_job: str = ""  # the last that was to build it
-    build_attempts: int = 0  # that failed, or during which the job ended
-    score_attempts: int = 0
-    score_attempts_before: int = 0  # of those, the ones before the last retry
+    building: Tries = Tries(limit=3)  # that failed, or during which the job ended
+    score_jobs: int = 0  # so far
+    scoring: Tries = Tries(limit=3)  # score jobs that failed
     error: str = ""
     token_budget: int | None = None  # after a unit did not fit a GPU's memory; None: the evaluation's
     result_file: str = ""
@@ -85,6 +122,14 @@ class LeafState:
         """Its name in `Shards.leaves` and in the names of its shards."""
         return self.planned.name
 
+    @property
+    def answered(self) -> bool:
+        """Does it lack neither a response nor a verdict?"""
+        return not (self.todo or self.complete or self.executes > self.executed)
+
+
+UNREAD = Tries(limit=3)  # runs of a shard that left no record that can be read
+
 
 @dataclass(slots=True, kw_only=True)
 class ShardState:
@@ -96,13 +141,15 @@ class ShardState:
     frame: FrameRef | None = None  # set: its responses are on disk
     died_on: list[str] = field(default_factory=list)  # nodes of trials whose deaths with it count
     error: str = ""  # of the last of these deaths
-    unread: int = 0  # times that it was run and left nothing that can be read
+    unread: Tries = UNREAD
     quarantined: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
 class NodeUse:
-    """A node that this evaluation uses. `lanes`: trials that fit on it at once, at least 1."""
+    """A node that this evaluation uses. `lanes`: trials that fit on it at once; 0: weights are prefetched there, before an
+    offer of its GPUs, by one attempt ("withdrawn": it failed, or was given up).
+    """
 
     name: str
     lanes: int
@@ -113,7 +160,8 @@ class NodeUse:
     path: str = ""
     rung: str = ""
     precursor: str | None = None
-    attempts: int = 0  # precursor and host jobs so far
+    # precursors that failed before its trials read storage, or hosts before a back-off
+    staging: Tries = Tries(limit=3)
     best_effort: bool = False  # its jobs may be preempted
     hosted: bool = False  # its trials cannot see what a precursor stages: one job stages and hosts them
     unseen: bool = False  # its trials saw nothing of what a precursor had staged, once
@@ -123,26 +171,26 @@ class NodeUse:
     back_off_until: float | None = None  # unix seconds; while status is "back-off"
     why: str = ""
     at_fault: bool = False  # its back-off is for a fault of its own, certainly
+    trials: dict[str, Trial] = field(default_factory=dict)  # that live there, by name
+
+    @property
+    def in_use(self) -> bool:
+        """Its GPUs are this evaluation's to use."""
+        return self.lanes > 0 and self.status in IN_USE
 
     @property
     def lane_names(self) -> list[str]:
         return [str(LaneId(self.name, number)) for number in range(self.lanes)]
 
+    @property
+    def busy_lanes(self) -> set[str]:
+        """Lanes with a living trial."""
+        return {trial.lane for trial in self.trials.values()}
 
-@dataclass(slots=True, kw_only=True)
-class Prefetch:
-    """Weights staged on a node before its GPUs are free. An offer of the GPUs turns it into a `NodeUse`.
-
-    "over": its one attempt failed or was withdrawn; the node is not tried again before its GPUs are offered.
-    """
-
-    name: str
-    status: Literal["offered", "staging", "ready", "over"] = "offered"
-    path: str = ""
-    rung: str = ""
-    gpu_name: str = ""
-    precursor: str | None = None
-    why: str = ""
+    @property
+    def running_lanes(self) -> int:
+        """Lanes whose trials the cluster has started: a job that hosts trials runs with all of its own."""
+        return sum(trial.running for trial in self.trials.values())
 
 
 @dataclass(slots=True, kw_only=True)
@@ -153,6 +201,7 @@ class Trial:
     job: str
     member: int  # of the job; a host runs all of its trials as member 0
     lane: str
+    running: bool = False  # the cluster has started it
     cancelled: bool = False  # the coordinator ended it: its death counts against no node and no shard
 
 
@@ -165,8 +214,9 @@ class JobInfo:
     lanes: tuple[str, ...] = ()  # trial jobs: member -> lane
     trials: tuple[str, ...] = ()  # trial jobs: member -> trial name
     precursor: str | None = None  # trial jobs: the precursor whose staged weights they read
-    submissions: int = 0  # that may have happened, in doubt afterwards
-    refusals: int = 0  # by a limit on jobs
+    submissions: Tries = Tries(limit=8)  # that were in doubt and had not happened
+    # by a limit on jobs
+    refusals: Tries = Tries(first=HELD_SECONDS, longest=MAX_HELD_SECONDS)
     phase: JobPhase = "intended"
     job_id: str = ""
     changed_at: float = 0.0
@@ -174,19 +224,10 @@ class JobInfo:
     released_at: float | None = None
     refused: str = ""
     unlaunched: str = ""  # the node that could not launch it
-    successor: str = ""  # of a precursor: the one that holds its node's weights after it
 
     @property
     def live(self) -> bool:
         return self.phase != "ended"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldJob:
-    """Why a job was not taken yet, in the cluster's words, and when it is tried again (unix seconds)."""
-
-    why: str
-    due_at: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -200,32 +241,7 @@ class MetricState:
     documents: tuple[int, ...] = ()  # of an execute job: whole ones of `task`
     done: bool = False
     enqueued_at: float = 0.0
-    losses: int = 0  # how often RQ forgot it
     seconds: float = 0.0  # predicted
-
-
-@dataclass(slots=True, kw_only=True)
-class Index:
-    """Look-up tables of what the rules look at next: a function of the other parts, kept by `indexes`."""
-
-    jobs: dict[str, dict[str, JobInfo]] = field(default_factory=dict)  # purpose -> jobs not ended, by name
-    jobs_on: dict[str, dict[str, JobInfo]] = field(default_factory=dict)  # node -> the same
-    lanes: dict[str, dict[str, str]] = field(default_factory=dict)  # node -> living trials there -> lane
-    lane_trials: dict[str, int] = field(default_factory=dict)  # lane -> trials that it has had
-    running: set[str] = field(default_factory=set)  # living trials that the cluster has started
-    # living trials that the cluster has not started and that nothing has cancelled, the oldest first
-    cancellable: dict[str, None] = field(default_factory=dict)
-    leaving: set[str] = field(default_factory=set)  # living trials that the coordinator has cancelled
-    # "back-off"; "offered"; "free": ready, and a lane of it has no trial
-    nodes: dict[str, dict[str, NodeUse]] = field(default_factory=dict)
-    staged: dict[str, NodeUse] = field(default_factory=dict)  # nodes that have a precursor
-    in_use: dict[str, int] = field(default_factory=dict)  # node that is staging or ready -> lanes, where any
-    lanes_in_use: int = 0  # their sum
-    # not terminal, by status; of those built, "unplanned" lack a plan and "answered" lack neither response nor verdict
-    entries: dict[str, dict[int, EntryState]] = field(default_factory=dict)
-    answered: set[str] = field(default_factory=set)  # names of leaf tasks that lack neither
-    # names of leaf tasks of which an execute job is due
-    executable: dict[str, LeafState] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -235,7 +251,7 @@ class Conversion:
     status: Literal["none", "due", "running", "made", "done"] = "none"
     announced: CheckpointSpec | None = None  # what is converted; `record.checkpoint` is then what came of it
     path: str = ""
-    attempts: int = 0  # jobs that ended without an outcome
+    tries: Tries = Tries(limit=3)  # jobs that ended without an outcome
 
 
 @dataclass(slots=True, kw_only=True)
@@ -243,9 +259,9 @@ class Builds:
     """Part of `builds`, beside `State.entries`."""
 
     looked_up: bool = False  # request sets on disk were looked for
-    # build jobs in a row that ended without an outcome and had nothing built
-    deaths_without_progress: int = 0
-    due_at: float = 0.0  # unix seconds; the next build job comes no sooner
+    # build jobs in a row that ended without an outcome and had nothing built; after one that its node could not launch, the
+    # next comes with a pause. For each job that runs at a time, six: then all entries fail
+    fruitless: Tries = Tries(first=HELD_SECONDS, longest=600.0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -254,15 +270,11 @@ class Nodes:
 
     by_name: dict[str, NodeUse] = field(default_factory=dict)
     largest_mb: int = 0  # memory of the largest node that was offered or could be; 0: unknown
-    prefetches: dict[str, Prefetch] = field(default_factory=dict)
     content: str | None = None  # of the checkpoint's whole files, by the hook or the first precursor
-    most: int = 0  # nodes in use at once until `most_until`, after a limit on jobs was reached
-    most_until: float = 0.0  # unix seconds
-    most_times: int = 0  # such times, one after the other
-    # precursor that runs and has no successor -> unix seconds from which it needs one
-    renewals: dict[str, float] = field(default_factory=dict)
-    # consecutive times that every node was in back-off, without a shard done in between
-    all_backed_off: int = 0
+    most: int = 0  # nodes in use at once until `limited` is due, after a limit on jobs was reached
+    limited: Tries = Tries(first=FEWER_SECONDS, longest=8 * 3600.0)
+    # times that every node was in back-off, without a shard done in between: 31 minutes in all
+    all_backed_off: Tries = Tries(limit=6)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -270,8 +282,10 @@ class Jobs:
     """Part of `jobs`."""
 
     by_name: dict[str, JobInfo] = field(default_factory=dict)
-    live: set[str] = field(default_factory=set)  # names of jobs not ended
-    held: dict[str, HeldJob] = field(default_factory=dict)  # intended jobs that a limit on jobs keeps out
+    live: dict[str, JobInfo] = field(default_factory=dict)  # not ended
+    held: dict[str, str] = field(
+        default_factory=dict
+    )  # intended job that a limit on jobs keeps out -> its words
     unlaunched: set[str] = field(
         default_factory=set
     )  # nodes that could not launch a job: the next avoid them
@@ -285,6 +299,7 @@ class Trials:
 
     by_name: dict[str, Trial] = field(default_factory=dict)
     live: dict[str, Trial] = field(default_factory=dict)
+    on_lane: dict[str, int] = field(default_factory=dict)  # lane -> trials that it has had
     stragglers: dict[str, float] = field(default_factory=dict)  # trial -> times as long as the others
     deaths: int = 0  # of trials without a shard, in a row, without one done in between
 
@@ -328,9 +343,9 @@ class Scoring:
 
     metrics: dict[str, MetricState] = field(default_factory=dict)
     outstanding: set[str] = field(default_factory=set)  # metric jobs without an outcome
-    worker_attempts: int = 0  # worker jobs since a metric job was last done
-    workers_due_at: float = 0.0  # unix seconds; the next worker job comes no sooner
-    grown_at: float = 0.0  # unix seconds when one of them was last asked for or started
+    workers: dict[str, JobInfo] = field(default_factory=dict)  # worker jobs that have not ended
+    # worker jobs since a metric job was last done
+    fruitless: Tries = Tries(limit=20, first=2.0, longest=60.0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -374,7 +389,6 @@ class State:
     plan: Plan = field(default_factory=Plan)
     scoring: Scoring = field(default_factory=Scoring)
     ending: Ending = field(default_factory=Ending)
-    index: Index = field(default_factory=Index)
 
     @property
     def evaluation_id(self) -> str:
@@ -403,8 +417,21 @@ class State:
     @property
     def plans_later(self) -> bool:
         """No shard is to do, and a plan is to come: it may be worth any number of lanes."""
-        ahead = not self.index.entries.keys().isdisjoint({"unbuilt", "building", "unplanned"})
-        return not self.shards.todo and (ahead or not self.shards.leaves)
+        return not self.shards.todo and (self.plan_to_come or not self.shards.leaves)
+
+    @property
+    def plan_to_come(self) -> bool:
+        """Is an entry not built, or not planned?"""
+        return bool(self.unbuilt or self.unplanned)
+
+    @property
+    def unbuilt(self) -> list[EntryState]:
+        return [entry for entry in self.entries if entry.status in ("unbuilt", "building")]
+
+    @property
+    def unplanned(self) -> list[EntryState]:
+        """Built entries of which a leaf task is not planned."""
+        return [e for e in self.entries if e.status == "built" and len(e.leaves) < len(e.sets)]
 
     @property
     def can_work(self) -> bool:
@@ -416,7 +443,16 @@ class State:
         """Metric jobs are open, and no worker is there or on its way."""
         if not self.scoring.outstanding or not self.can_work:
             return False
-        return "metric" not in self.index.jobs
+        return not self.scoring.workers
+
+    def wakes(self, now: float) -> bool:
+        """Is a pause over for which something waits? An evaluation that waits for it alone has no other event."""
+        times = [self.jobs.by_name[name].refusals for name in self.jobs.held]
+        if self.can_work and any(entry.status == "unbuilt" for entry in self.entries):
+            times += [self.builds.fruitless] if self.builds.fruitless.failures else []
+        if self.waits_for_workers:
+            times.append(self.scoring.fruitless)
+        return any(tries.due(now) for tries in times)
 
     def lanes_to_do(self) -> set[str]:
         """Lanes whose own shards are to do. O(shards): for rules without stealing, and only while a lane may be idle."""
@@ -429,17 +465,32 @@ class State:
     @property
     def all_terminal(self) -> bool:
         """Every entry is scored or has failed."""
-        return not self.index.entries
+        return all(entry.terminal for entry in self.entries)
 
     def live_jobs(self, purpose: str) -> list[JobInfo]:
-        return list(self.index.jobs.get(purpose, {}).values())
+        return [info for info in self.jobs.live.values() if info.job.purpose == purpose]
 
-    def live_lanes(self, node: str) -> set[str]:
-        return set(self.index.lanes.get(node, {}).values())
+    def jobs_on(self, node: str) -> list[JobInfo]:
+        """Jobs for this node that have not ended."""
+        return [info for info in self.jobs.live.values() if info.job.node == node]
 
-    def running_lanes(self, node: str) -> int:
-        """Lanes of a node whose trials the cluster has started: a job that hosts trials runs with all of its own."""
-        return sum(trial in self.index.running for trial in self.index.lanes.get(node, ()))
+    @property
+    def held_nodes(self) -> list[NodeUse]:
+        """Nodes with GPUs that are staging or ready."""
+        return [n for n in self.nodes.by_name.values() if n.lanes and n.status in ("staging", "ready")]
+
+    @property
+    def lanes_in_use(self) -> int:
+        return sum(node.lanes for node in self.held_nodes)
+
+    @property
+    def running_trials(self) -> set[str]:
+        return {name for name, trial in self.trials.live.items() if trial.running}
+
+    @property
+    def able_trials(self) -> int:
+        """Living trials that the coordinator has not cancelled."""
+        return len([trial for trial in self.trials.live.values() if not trial.cancelled])
 
     @property
     def cpu_slots(self) -> int:
@@ -457,7 +508,7 @@ class State:
         if not (self.shards.todo or self.plans_later) or self.winding_down:
             return None
         times = [n.back_off_until for n in self.nodes.by_name.values() if n.status == "back-off"]
-        in_use = any(n.status in ("offered", "staging", "ready") for n in self.nodes.by_name.values())
+        in_use = any(n.in_use for n in self.nodes.by_name.values())
         known = [at for at in times if at is not None]
         return None if in_use or not known else min(known)
 

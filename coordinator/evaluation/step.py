@@ -1,25 +1,24 @@
-"""One evaluation as a state machine: `step(state, site, event) -> Step(intents, actions)`. Pure.
+"""One evaluation as a state machine: `step(state, site, events) -> Step(events, actions)`. Pure.
 
 What it is. An evaluation is one checkpoint and one suite. Everything that happens to it is an event: a person asked for
-something, a job started or ended, an outcome file or a response record appeared, Redis lost the queue. `step` takes one
-event, records it in the state, and returns what shall be done now. It reads no clock, file, process or queue; time comes
-with the event. The journal is the list of all events, and replaying it gives the same state.
+something, a job started or ended, an outcome file or a response record appeared. `step` takes the events of one look,
+records them in the state, and returns what shall be done now. It reads no clock, file, process or queue; time comes with
+the event. The journal is the list of all events, and replaying it gives the same state.
 
 How it is cut. The state has one part for each subject, and each subject is a module that owns its part:
 
     builds       the converted checkpoint, the request sets               jobs, job_ends   the life of a job on the cluster
     shards       the plan, responses, the work queue                      nodes            offers, staging, back-off, prefetch
     scoring      metric jobs and their workers                            trials           model loads on lanes of nodes
-    renewals     successors of precursors                                 limits           what gives way to a limit on jobs
-    cuts         batches that do not fit a GPU's memory                   ending           reasons to end, results, retries
+    ending       reasons to end, results, retries
 
 A module has handlers and rules. A handler takes the state and an event, and changes the state. A rule looks at the state,
 changes nothing, and returns what is due: actions for the runner, and events that say what was decided (a job is intended, a
 node is in back-off, an entry has failed). A handler may return the same where an event calls for an answer. `step` applies
 such events at once, so that each rule sees what those before it decided. The two tables below name the handler of every
 event and every outcome file. An action follows from what is known, not from the order in which it was learnt; a rule that
-is asked twice has nothing the second time; and a restart needs no path of its own. `indexes` keeps look-up tables, so that
-no event costs more when an evaluation has had more jobs, trials or shards.
+is asked twice has nothing the second time; and a restart needs no path of its own. The rules are asked once a look, and
+count what they need of nodes, living trials and entries; no event looks at all jobs, trials or shards that were ever there.
 
 The phases of an evaluation (`state.Phase`):
 
@@ -58,28 +57,24 @@ Failures come as the same events. A submission that timed out is "uncertain" unt
 does not. A trial that dies without an outcome gives its claims back; `job_ends` decides between its node and its
 shard. A node that fails is left alone for a while; what no other node can mend ends the evaluation with its reason.
 
-What is decided is decided once. The runner writes an event, and behind it the events that were decided (`Step.intents`),
-into the journal before it performs an action. A replay is `apply` for each line: it asks no rule, so that no constant of
-today decides the past anew, and passes over what handlers return. If the process died before the intents were written, the
+What is decided is decided once. The runner writes the events, and behind them those that were decided, into the journal
+before it performs an action. A replay is `apply` for each line: it asks no rule, so that no constant of
+today decides the past anew, and passes over what handlers return. If the process died before the decisions were written, the
 next live event finds them still due.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from coordinator.evaluation import (
     builds,
-    cuts,
     ending,
-    indexes,
     job_ends,
     jobs,
-    limits,
     nodes,
-    renewals,
     scoring,
     shards,
     trials,
@@ -95,10 +90,13 @@ from evaljobs.contract.engine_traits import PLANNED_BATCH, engine_traits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What follows from one event: `intents` go into the journal behind it, then `actions` are performed."""
+    """What follows from the events of a look: `events`, with those that were decided, go into the journal, then `actions` are
+    performed. `illegal`: events that could not follow, and why; they changed nothing.
+    """
 
-    intents: tuple[ev.AnyEvent, ...] = ()
+    events: tuple[ev.AnyEvent, ...] = ()
     actions: tuple[Action, ...] = ()
+    illegal: tuple[tuple[ev.AnyEvent, str], ...] = ()
 
 
 def start(event: ev.Accepted) -> tuple[State, list[Action]]:
@@ -110,8 +108,6 @@ def start(event: ev.Accepted) -> tuple[State, list[Action]]:
         record=record, entries=entries, batch_size=suite.batch_size, token_budget=suite.token_budget
     )
     state.nodes.content = record.checkpoint.content
-    for entry in entries:
-        indexes.file_entry(state, entry)
     if state.batch_size == "auto" and engine_traits(record.model.engine).batches_itself:
         state.batch_size = PLANNED_BATCH  # no trial is started to learn it
     if why := record.options.host_why:
@@ -119,22 +115,31 @@ def start(event: ev.Accepted) -> tuple[State, list[Action]]:
     return state, builds.begin_conversion(state)
 
 
-def step(state: State, site: Site, event: ev.AnyEvent) -> Step:
-    """Take in one event, changing `state` in place. Raises IllegalEventError, and changes nothing then."""
-    intents: list[ev.AnyEvent] = []
+def step(state: State, site: Site, events: Iterable[ev.AnyEvent]) -> Step:
+    """Take in the events of one look, changing `state` in place."""
+    taken: list[ev.AnyEvent] = []
     actions: list[Action] = []
+    illegal: list[tuple[ev.AnyEvent, str]] = []
 
-    def take(found: Due) -> None:
+    def follow(found: Due) -> None:
         for one in found:
             if isinstance(one, ev.Event):
-                intents.append(one)
-                take(apply(state, one))
+                taken.append(one)
+                follow(apply(state, one))
             else:
                 actions.append(one)
 
-    take(apply(state, event))
-    take(_due(state, site, event.at))
-    return Step(intents=tuple(intents), actions=tuple(actions))
+    for event in events:
+        try:
+            found = apply(state, event)
+        except IllegalEventError as error:
+            illegal.append((event, str(error)))
+        else:
+            taken.append(event)
+            follow(found)
+    if taken:
+        follow(_due(state, site, taken[-1].at))
+    return Step(events=tuple(taken), actions=tuple(actions), illegal=tuple(illegal))
 
 
 def apply(state: State, event: ev.AnyEvent) -> Due:
@@ -154,7 +159,7 @@ def _due(state: State, site: Site, now: float) -> Due:
     yield from builds.conversion_due(state, site, now)
     if not state.can_work or state.all_terminal:
         return
-    yield from cuts.cuts_due(state, now)
+    yield from builds.cuts_due(state, now)
     yield from builds.builds_due(state, site, now)
     yield from nodes.nodes_due(state, site, now)
     yield from shards.shards_due(state, now)
@@ -207,16 +212,15 @@ _EVENTS: Mapping[type, Callable[[State, Any], Due]] = {
     ev.NodeWithdrawn: nodes.withdrawn,
     ev.JobIntended: _intended,
     ev.JobSubmitted: jobs.submitted,
-    ev.LimitReached: limits.reached,
-    ev.JobStarted: renewals.job_started,
+    ev.LimitReached: nodes.limit_reached,
+    ev.JobStarted: jobs.started,
     ev.JobNotSubmitted: job_ends.not_submitted,
     ev.JobEnded: job_ends.ended,
     ev.OutcomeSeen: _outcome,
     ev.Planned: shards.planned,
     ev.ResponsesFound: shards.responses_found,
-    ev.PlanFailed: shards.plan_failed,
     ev.ShardsDealt: shards.dealt,
-    ev.TokenBudgetReduced: cuts.reduced,
+    ev.TokenBudgetReduced: builds.reduced,
     ev.EntryFailed: shards.entry_failed,
     ev.Closed: ending.closed,
     ev.NodeBackedOff: nodes.backed_off,
@@ -230,9 +234,6 @@ _EVENTS: Mapping[type, Callable[[State, Any], Due]] = {
     ev.ShardsDumped: shards.dumped,
     ev.ShardCorrupted: shards.corrupted,
     ev.ShardsStray: shards.stray,
-    ev.QueueLost: shards.queue_lost,
-    ev.MetricJobsLost: scoring.lost,
-    ev.MetricJobsDied: scoring.died,
     ev.TrialHung: trials.hung,
     ev.StragglersFound: trials.straggle,
     ev.CancelAsked: ending.cancel,
@@ -247,7 +248,7 @@ _OUTCOMES: Mapping[type, Callable[[State, Any, float], Due]] = {  # a precursor'
     out.Staged: nodes.staged,
     out.TrialEnded: trials.ended,
     out.Probed: builds.probed,
-    out.TooLarge: cuts.too_large,
+    out.TooLarge: builds.too_large,
     out.Executed: scoring.executed,
     out.Scored: scoring.scored,
 }

@@ -6,11 +6,10 @@ shard answers for it (`job_ends`). Called from: `step`.
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import Any
 
 from coordinator.diagnosis.verdict import Diagnosis
-from coordinator.evaluation import builds, indexes, job_ends, nodes, shards
+from coordinator.evaluation import builds, job_ends, jobs, nodes, shards
 from coordinator.evaluation.actions import Action, CancelJob, ReleaseClaims
 from coordinator.evaluation.events import StragglersFound, TrialHung, TrialsCancelled
 from coordinator.evaluation.job_specs import Site, trial_job
@@ -20,7 +19,7 @@ from evaljobs.contract.outcomes import Failed, TrialEnded
 
 
 def ended(state: State, outcome: TrialEnded, at: float) -> Due:
-    trial = indexes.end_trial(state, outcome.name)
+    trial = jobs.end_trial(state, outcome.name)
     if trial is None:
         return []
     job = state.jobs.by_name[trial.job].job
@@ -44,7 +43,7 @@ def ended(state: State, outcome: TrialEnded, at: float) -> Due:
 
 
 def failed(state: State, outcome: Failed, at: float, cause: Diagnosis | None) -> Due:
-    lived = indexes.end_trial(state, outcome.name) is not None
+    lived = jobs.end_trial(state, outcome.name) is not None
     actions: list[Action] = [ReleaseClaims(trial=outcome.name)] if lived else []
     trial = state.trials.by_name.get(outcome.name)
     if trial is None:
@@ -87,7 +86,7 @@ def hung(state: State, event: TrialHung) -> Due:
     why = f"{event.trial} made no progress for {event.seconds:.0f} s"
     found: list[Any] = []
     if not trial.cancelled:
-        indexes.mark_cancelled(state, event.trial)  # it counts now, and not at its end
+        trial.cancelled = True  # it counts now, and not at its end
         found += job_ends.died_with(state, info.job.node, event.shard, why, event.at)
     state.warnings.append(f"{why} and was ended")
     return [*found, _cancel(state, trial)] if info.job_id else found
@@ -109,26 +108,30 @@ def trials_due(state: State, site: Site, now: float) -> Due:
     Without stealing, a trial for each free lane whose own shards are to do. Where slots are no GPUs, trials load while few
     documents are built.
     """
+    known = state.nodes.by_name.values()
+    free = [n for n in known if n.status == "ready" and n.lanes > len(n.trials) and n.rung != "host"]
     probing = state.batch_size == "auto"
     wanted = 1 if probing else state.shards.todo
     if not state.shards.leaves and not probing:
         if not (state.record.options.early_trials and builds.end_soon(state)):
             return
-        wanted = state.index.lanes_in_use  # they load meanwhile, and wait for the queue
-    need = wanted - len(state.trials.live) + len(state.index.leaving)
+        wanted = state.lanes_in_use  # they load meanwhile, and wait for the queue
+    if wanted >= len(state.trials.live) and not free:
+        return
+    need = wanted - state.able_trials
     own = None
     if not probing and not state.record.options.plan.steals:
-        own = state.lanes_to_do() if len(state.trials.live) < state.index.lanes_in_use else set()
+        own = state.lanes_to_do() if len(state.trials.live) < state.lanes_in_use else set()
         need = len(own)
-    if need < 0 and state.index.cancellable:
+    if need < 0 and (pending := _cancellable(state)):
         # trials that wait for no shard hold nothing yet: the newest of them go first
-        yield TrialsCancelled(at=now, trials=tuple(islice(reversed(state.index.cancellable), -need)))
+        yield TrialsCancelled(at=now, trials=tuple(reversed(pending[need:])))
+    if need <= 0:
+        return
     shunned = _shunned(state)
     # nodes where trials have died lately come last
-    for node in (
-        sorted(state.index.nodes.get("free", {}).values(), key=lambda n: n.deaths) if need > 0 else ()
-    ):
-        lanes = _free_lanes(state, node, shunned, own)[:need]
+    for node in sorted(free, key=lambda n: n.deaths):
+        lanes = _free_lanes(node, shunned, own)[:need]
         need -= len(lanes)
         # one job of a trial per lane, or several where the site takes only small arrays
         size = state.record.options.array_size or len(lanes)
@@ -138,8 +141,15 @@ def trials_due(state: State, site: Site, now: float) -> Due:
             break
 
 
-def _free_lanes(state: State, node: NodeUse, shunned: set[str], own: set[str] | None) -> list[str]:
-    busy = state.live_lanes(node.name)
+def _cancellable(state: State) -> list[str]:
+    """Living trials that the cluster has and has not started, and that nothing has cancelled, the oldest first."""
+    waiting = [trial for trial in state.trials.live.values() if not (trial.running or trial.cancelled)]
+    its = ((trial.name, state.jobs.by_name[trial.job]) for trial in waiting)
+    return [name for name, info in its if info.phase == "submitted" and info.job.purpose == "trial"]
+
+
+def _free_lanes(node: NodeUse, shunned: set[str], own: set[str] | None) -> list[str]:
+    busy = node.busy_lanes
     free = [name for name in node.lane_names if name not in busy and name not in shunned]
     if own is not None:
         free = [name for name in free if name in own]
@@ -149,14 +159,15 @@ def _free_lanes(state: State, node: NodeUse, shunned: set[str], own: set[str] | 
 
 def _shunned(state: State) -> set[str]:
     """Lanes of stragglers, for as long as another trial runs: the next trial there might get the same slow GPU."""
-    if not state.trials.stragglers or state.index.running <= state.index.leaving:
+    runs = any(trial.running and not trial.cancelled for trial in state.trials.live.values())
+    if not state.trials.stragglers or not runs:
         return set()
     return {state.trials.by_name[name].lane for name in state.trials.stragglers}
 
 
 def cancelled(state: State, event: TrialsCancelled) -> list[Action]:
     for name in event.trials:
-        indexes.mark_cancelled(state, name)
+        state.trials.by_name[name].cancelled = True
     return [_cancel(state, state.trials.by_name[name]) for name in event.trials]
 
 

@@ -18,8 +18,8 @@ from coordinator.cluster.sbatch_text import ROLES
 from coordinator.cluster.slurm_limits import ends, setting_of
 from coordinator.cluster.slurm_rules import precursor_refusal, refusal_of
 from coordinator.errors import OperatorError, RetryError
-from coordinator.evaluation.footprint import NO_CHECKPOINT, Footprint, footprint, gpu_need
-from coordinator.evaluation.job_specs import Site, asked
+from coordinator.evaluation.footprint import NO_CHECKPOINT, Footprint, asked, footprint, gpu_need
+from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import EvaluationRecord, RunOptions
 from coordinator.intake.source_keys import evaljobs_says
 from evaljobs.contract.specs import SuiteSpec

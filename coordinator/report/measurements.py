@@ -197,7 +197,7 @@ class _Gathered:
                 pass
 
     def _limit(self, event: AnyEvent) -> None:
-        if isinstance(event, JobNotSubmitted) and event.limited:
+        if isinstance(event, JobNotSubmitted) and event.reason == "limit":
             self.kept_out.setdefault(event.job, event.at)
         elif isinstance(event, JobSubmitted) and event.job in self.kept_out:
             self.limited.append((self.kept_out.pop(event.job), event.at))
@@ -399,8 +399,7 @@ def make_report(
             for node, at in gathered.there_at.items()
             if at < gathered.offered_at.get(node, end or now)
         },
-        nodes={n.name: n.rung or n.status for n in state.nodes.by_name.values()}
-        | {p.name: p.rung or p.status for p in state.nodes.prefetches.values()},
+        nodes={n.name: n.rung or n.status for n in state.nodes.by_name.values()},
         staged_bytes=sum(s.bytes for s in gathered.staged),
         storage_bytes=sum(s.storage_bytes for s in gathered.staged),
         shards=tuple(sorted(shards, key=lambda s: s.started_at)),

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import exp, log
+from statistics import median
 
 from coordinator.allocation import job_limits
 from coordinator.cluster import COORDINATOR_ENDED, Job, JobState, slurm_limits
 from coordinator.diagnosis.verdict import Diagnosis
-from coordinator.evaluation import jobs, renewals
+from coordinator.evaluation import jobs
 from coordinator.evaluation.ending import RELEASED
 from coordinator.evaluation.events import (
     AnyEvent,
@@ -23,13 +25,14 @@ from coordinator.evaluation.events import (
     JobStarted,
     JobSubmitted,
     LimitReached,
-    MetricJobsDied,
-    MetricJobsLost,
+    OutcomeSeen,
     TrialHung,
 )
-from coordinator.evaluation.state import JobInfo, Phase, State
+from coordinator.evaluation.state import JobInfo, MetricState, Phase, State, Tries
+from evaljobs.contract.outcomes import Failed
 
-MAX_GRACE_SECONDS = 600.0
+FORGOTTEN = Tries(limit=11, first=5.0, longest=600.0)
+"""Times that RQ may have lost a metric job: more than an hour, until it counts as failed."""
 ALONE = 30  # times `Grace.limited` that a limit keeps all jobs of an evaluation out before it asks for less
 
 
@@ -58,6 +61,7 @@ class Sightings:
     reported: dict[str, float] = field(default_factory=dict)  # hung trial -> when it was last an event
     cancelled: dict[str, float] = field(default_factory=dict)  # overdue job -> when its id was last named
     gone: set[str] = field(default_factory=set)  # metric jobs that RQ did not have at the last look
+    forgotten: dict[str, Tries] = field(default_factory=dict)  # metric job -> times that RQ lost it
 
 
 def job_events(
@@ -69,8 +73,7 @@ def job_events(
         by_name.setdefault(job.name, []).append(job)
     events: list[AnyEvent] = []
     twins: list[str] = []
-    for name in sorted(state.jobs.live):
-        info = state.jobs.by_name[name]
+    for name, info in sorted(state.jobs.live.items()):
         members = by_name.get(name, [])
         events += _one_job(state, info, members, seen, grace=grace, now=now)
         own = info.job_id or (members[0].job_id if members else "")
@@ -100,8 +103,8 @@ def _one_job(
     never = next((reason for reason in reasons if slurm_limits.never_starts(reason)), None)
     if never is not None:
         error = f"it would never start: {slurm_limits.in_words(never)}"
-        of_node = slurm_limits.of_a_node(never)
-        return [*events, JobNotSubmitted(at=now, job=name, error=error, refused=True, of_node=of_node)]
+        reason = "refused-on-node" if slurm_limits.of_a_node(never) else "refused"
+        return [*events, JobNotSubmitted(at=now, job=name, error=error, reason=reason)]
     for index, phase in info.members.items():
         if phase == "ended":
             continue
@@ -139,7 +142,6 @@ def _one_member(
                 node=found.node,
                 started_at=found.started_at,
                 submitted_at=found.submitted_at,
-                ends_at=found.ends_at,
                 waited_for=seen.reasons.pop(key, ""),
             )
         ]
@@ -225,7 +227,7 @@ def limit_events(
     waits for those, and gives up only nodes beside its first.
     """
     why, runs = job_limits.waits_for(state, limited), job_limits.running(state)
-    waits_in_vain = len(state.index.in_use) > 1 if others else True
+    waits_in_vain = len(state.held_nodes) > 1 if others else True
     if not why or job_limits.works(state) or not waits_in_vain:
         seen.limited_since = None
         return []
@@ -242,8 +244,7 @@ def overdue_jobs(state: State, seen: Sightings, grace: Grace, now: float) -> lis
     Named again every `grace.overdue` seconds for as long as they last.
     """
     ids = []
-    for name in sorted(state.jobs.live):
-        info = state.jobs.by_name[name]
+    for name, info in sorted(state.jobs.live.items()):
         since = info.released_at
         if since is None and state.ending.phase >= Phase.LEAVING:
             since = max(info.changed_at, seen.missing_since.setdefault((name, -2), now))
@@ -272,7 +273,7 @@ def hung_trials(
         seen.moved.clear()
         return []
     events: list[AnyEvent] = []
-    for trial in [name for name in state.trials.live if name in state.index.running]:
+    for trial in state.running_trials:
         again = trial in seen.reported
         if now - seen.reported.get(trial, now - 2 * grace.overdue) < grace.overdue:
             continue
@@ -289,23 +290,13 @@ def hung_trials(
 
 
 def waits_over(state: State, now: float) -> list[AnyEvent]:
-    """At most one event: back-offs, pauses and times of precursors that are over. An evaluation that waits for them alone has no other event.
-    Its rules act on the event, so the next look finds nothing.
-    """
-    held = any(now >= h.due_at for h in state.jobs.held.values())
-    if not state.can_work:
-        return [BackOffOver(at=now, held=True)] if held else []
+    """At most one event: back-offs and pauses that are over. The rules act on it, so the next look finds nothing."""
     over = tuple(
         n.name
         for n in state.nodes.by_name.values()
-        if n.status == "back-off" and n.back_off_until is not None and now >= n.back_off_until
+        if state.can_work and n.status == "back-off" and now >= (n.back_off_until or 0)
     )
-    builds = "unbuilt" in state.index.entries and state.builds.due_at and now >= state.builds.due_at
-    workers = state.waits_for_workers and now >= state.scoring.workers_due_at
-    renew = bool(renewals.renewals_due(state, now)) and not state.all_terminal
-    if not (over or workers or held or renew or builds):
-        return []
-    return [BackOffOver(at=now, nodes=over, workers=workers, held=held, precursors=renew)]
+    return [BackOffOver(at=now, nodes=over)] if over or state.wakes(now) else []
 
 
 def stray_shards(state: State, unclaimed: Iterable[str], claims: Mapping[str, str]) -> tuple[str, ...]:
@@ -328,18 +319,84 @@ def dumped_shards(state: State, unclaimed: Iterable[str]) -> tuple[str, ...]:
 
 
 def metric_events(
-    state: State, gone: Mapping[str, str], seen: Sightings, grace: float, now: float
-) -> list[AnyEvent]:
+    state: State, gone: Mapping[str, str], seen: Sightings, now: float
+) -> tuple[list[AnyEvent], list[MetricState]]:
     """What became of metric jobs without an outcome that RQ has neither queued nor running, now and at the look before, some
-    time after they were enqueued: at first `grace` seconds, doubled with each loss.
+    time after they were enqueued (at first five seconds, doubled with each loss): those that count as failed, and those that
+    are to be given to RQ again.
 
     `gone`: name -> why RQ gave it up, "" where it lost it, with or without its worker.
     """
     twice = [name for name in sorted(gone) if name in seen.gone and name in state.scoring.outstanding]
     seen.gone = set(gone)
-    metrics = [state.scoring.metrics[name] for name in twice]
-    late = [m.name for m in metrics if now - m.enqueued_at > min(grace * 2**m.losses, MAX_GRACE_SECONDS)]
-    died = {name: gone[name] for name in late if gone[name]}
-    lost = tuple(name for name in late if not gone[name])
-    events: list[AnyEvent] = [MetricJobsDied(at=now, jobs=died)] if died else []
-    return [*events, MetricJobsLost(at=now, jobs=lost)] if lost else events
+    died: list[AnyEvent] = []
+    again = []
+    for metric in (state.scoring.metrics[name] for name in twice):
+        tries = seen.forgotten.get(metric.name, FORGOTTEN)
+        if now <= max(tries.due_at, metric.enqueued_at + tries.first):
+            continue
+        tries = seen.forgotten[metric.name] = tries.failed(now)
+        if not gone[metric.name] and not tries.given_up:
+            again.append(metric)
+            continue
+        error = f"{metric.name}: {gone[metric.name] or f'the queue forgot it {tries.failures} times'}"
+        outcome = Failed(name=metric.name, job=metric.kind, blame="retry", error=error, entry=metric.entry)
+        died.append(OutcomeSeen(at=now, outcome=outcome))
+    return died, again
+
+
+# --- stragglers --------------------------------------------------------------------------------------------------------
+
+SIGMAS = 3.0
+LEAST_SIGMA = 0.1  # spread of log seconds of one set's shards on one GPU (priors.estimate.SIGMA_RUN)
+LEAST_SHARDS = 2  # fewest shards to judge a trial by: one may be odd
+LEAST_SECONDS = 10.0  # least seconds of shards to judge a trial by: less is noise
+LEAST_OTHERS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """One trial's shards: seconds that they took, seconds predicted, their number."""
+
+    took: float = 0.0
+    predicted: float = 0.0
+    shards: int = 0
+
+    def and_done(self, took: float, predicted: float) -> Pace:
+        """The pace with one more shard."""
+        return Pace(took=self.took + took, predicted=self.predicted + predicted, shards=self.shards + 1)
+
+    def and_in_hand(self, elapsed: float, predicted: float, done: int, batches: int) -> Pace:
+        """The pace with the running shard, if late: `elapsed` seconds for `done` batches and a part."""
+        due = predicted * min(1.0, (done + 1) / batches) if batches else predicted
+        return self.and_done(elapsed, due) if elapsed > due else self
+
+    @property
+    def tells(self) -> bool:
+        """Is there enough to judge by?"""
+        return self.shards >= LEAST_SHARDS and self.took >= LEAST_SECONDS and self.predicted > 0
+
+    @property
+    def log(self) -> float:
+        return log(self.took / self.predicted)
+
+
+def stragglers(paces: Mapping[str, Pace], sigma: float) -> dict[str, float]:
+    """Straggler -> its time / the others' time: trials slower than the prior by three sigma while the others are not.
+
+    `sigma`: the prior's, of log seconds. A deviation common to all trials is the prior's error, so a trial is measured against
+    the median of the others, in units of the prior's spread or of theirs, whichever is wider. A second trial copies the shard
+    that holds up the end (`evaljobs.queue.lua`, `copy`).
+    """
+    logs = {trial: pace.log for trial, pace in paces.items() if pace.tells}
+    found = {}
+    for trial, own in logs.items():
+        others = [other for name, other in logs.items() if name != trial]
+        if len(others) < LEAST_OTHERS:
+            continue
+        middle = median(others)
+        # sigma from the median deviation: another straggler among the others hardly widens it
+        theirs = 1.4826 * median(abs(other - middle) for other in others)
+        if own - middle > SIGMAS * max(sigma, theirs, LEAST_SIGMA):
+            found[trial] = exp(own - middle)
+    return found

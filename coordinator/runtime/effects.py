@@ -39,9 +39,9 @@ from coordinator.evaluation.actions import (
 from coordinator.evaluation.events import (
     AnyEvent,
     CheckpointConverted,
+    Closed,
     JobNotSubmitted,
     JobSubmitted,
-    PlanFailed,
     RequestSetsFound,
     ResultsWritten,
 )
@@ -187,10 +187,10 @@ class Performer:
             read = request_sets.read_wanted(action)
             history = Learnt(read_observations(self.observations))
         except request_sets.RequestSetError as error:
-            return self.lost_sets(state) or [PlanFailed(at=clock.now(), error=str(error))]
+            return self.lost_sets(state) or [Closed(at=clock.now(), reason=str(error))]
         except ValueError as error:
             why = f"{error}; move {self.observations} away to plan without it"
-            return [PlanFailed(at=clock.now(), error=why)]
+            return [Closed(at=clock.now(), reason=why)]
         return [make_plan(state.record, action, read, history, hardware=hardware, now=clock.now())]
 
     # --- jobs ------------------------------------------------------------------------------------------------------
@@ -330,15 +330,12 @@ def _submitted(name: str, call: Call[str]) -> AnyEvent:
     try:
         return JobSubmitted(at=clock.now(), job=name, job_id=call.result())
     except RefusedError as error:
-        return JobNotSubmitted(
-            at=clock.now(), job=name, error=str(error), refused=True, of_node=error.of_node
-        )
-    except LimitError as error:
-        log.warning("submitting %s: %s", name, error)
-        return JobNotSubmitted(at=clock.now(), job=name, error=str(error), limited=True)
+        reason = "refused-on-node" if error.of_node else "refused"
+        return JobNotSubmitted(at=clock.now(), job=name, error=str(error), reason=reason)
     except ClusterError as error:
         log.warning("submitting %s: %s", name, error)
-        return JobNotSubmitted(at=clock.now(), job=name, error=str(error), maybe_done=True)
+        reason = "limit" if isinstance(error, LimitError) else "in-doubt"
+        return JobNotSubmitted(at=clock.now(), job=name, error=str(error), reason=reason)
 
 
 def _level(state: State) -> int:

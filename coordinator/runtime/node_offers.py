@@ -11,14 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from coordinator.allocation import cordons, demand, job_limits, prefetch
-from coordinator.allocation.allocate import Demand, Limits
+from coordinator.allocation import cordons, demand, job_limits
+from coordinator.allocation.allocate import Demand, Limits, choose_prefetches
 from coordinator.base import clock
 from coordinator.base.clock import Throttle
 from coordinator.cluster import Cluster, ClusterError, JobState, NodeState
 from coordinator.evaluation.events import MemoryOffered, NodesOffered, NodeWithdrawn, Offer
-from coordinator.evaluation.limits import FEWER_SECONDS
-from coordinator.evaluation.state import Phase, State
+from coordinator.evaluation.state import FEWER_SECONDS, Phase, State
 from coordinator.runtime import gpu_names
 from coordinator.runtime.detect import limit_events
 from coordinator.runtime.registry import Evaluations
@@ -169,7 +168,7 @@ class NodeOffers:
         """(evaluation id, node, why) of nodes that are to be withdrawn from an evaluation."""
         unusable = {n.name: n.excluded for n in self.nodes if not n.usable}
         for use in demand.uses(self._evaluations.states()):
-            if use.status in demand.IN_USE and use.node in unusable:
+            if use.status != "back-off" and use.node in unusable:
                 setting = unusable[use.node]
                 why = f"{setting} excludes it" if setting else "the cluster says it is down or drained"
                 yield use.evaluation_id, use.node, why
@@ -194,7 +193,7 @@ class NodeOffers:
         held = demand.held(self._evaluations.states())
         share = self._evaluations.performer.site.stage.prefetch
         certain = [n for n in self.nodes if not n.best_effort]  # not where the prefetch may be preempted
-        for evaluation_id, names in prefetch.choose(
+        for evaluation_id, names in choose_prefetches(
             certain, candidates, held, self.limits, share=share, cordoned=self._cordoned(now)
         ).items():
             self._evaluations.tell(evaluation_id, MemoryOffered(at=now, nodes=names))

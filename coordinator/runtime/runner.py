@@ -19,7 +19,6 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from coordinator.allocation import stragglers
 from coordinator.base import clock
 from coordinator.base.clock import Throttle
 from coordinator.base.listing import Listing
@@ -27,7 +26,7 @@ from coordinator.base.version import version_text
 from coordinator.cluster import Job, JobState
 from coordinator.cluster.sbatch_text import log_file
 from coordinator.diagnosis.verdict import Diagnosis, in_words
-from coordinator.evaluation import shards
+from coordinator.evaluation import scoring, shards
 from coordinator.evaluation import step as machine
 from coordinator.evaluation.actions import Action, CancelJob, ReleaseClaims, SubmitJob
 from coordinator.evaluation.events import (
@@ -35,7 +34,6 @@ from coordinator.evaluation.events import (
     AnyEvent,
     JobEnded,
     OutcomeSeen,
-    QueueLost,
     Restarted,
     ShardCorrupted,
     ShardsDumped,
@@ -43,7 +41,7 @@ from coordinator.evaluation.events import (
     StragglersFound,
 )
 from coordinator.evaluation.records import EvaluationRecord
-from coordinator.evaluation.state import IllegalEventError, State
+from coordinator.evaluation.state import State
 from coordinator.runtime import causes, detect
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.finalize import try_report
@@ -109,7 +107,7 @@ class Running:
         self._throttle = Throttle()
         self._cancels: list[str] = []  # ids of jobs to cancel, or of members: "id_index"
         self._submits: deque[SubmitJob] = deque()
-        self._paces: dict[str, stragglers.Pace] = {}
+        self._paces: dict[str, detect.Pace] = {}
         self._refilled_at: float | None = None  # while the queue is known to be lost
         self._queued_again: set[str] = set()  # shards that an audit found missing and queued again
         self._refused: tuple[str, ...] = ()  # missing shards that Redis did not take; journalled already
@@ -214,7 +212,7 @@ class Running:
     # --- the loop's body -------------------------------------------------------------------------------------------
 
     def take(self, events: Sequence[AnyEvent]) -> None:
-        """Step these events, log them with their intents, then perform; what comes of that is taken likewise."""
+        """Step these events, log them with what was decided, then perform; what comes of that is taken likewise."""
         if not events:
             return
         ended_at = self.state.ended_at
@@ -232,21 +230,14 @@ class Running:
             self.write_summary()
 
     def _logged(self, events: Iterable[AnyEvent]) -> list[Action]:
-        """What shall be done after these events: they are in the journal, each followed by its intents. Where the journal
+        """What shall be done after these events: they are in the journal, followed by what was decided. Where the journal
         refuses them, or a step fails, the state is ahead of the journal and must be read back.
         """
-        lines: list[AnyEvent] = []
-        actions: list[Action] = []
-        for event in events:
-            try:
-                step = machine.step(self.state, self.performer.site, event)
-            except IllegalEventError:
-                log.exception("%s: passed over an illegal %s", self.state.evaluation_id, event.kind)
-                continue
-            lines += [event, *step.intents]
-            actions += step.actions
-        self.journal.append(lines)
-        return actions
+        step = machine.step(self.state, self.performer.site, events)
+        for event, why in step.illegal:
+            log.error("%s: passed over an illegal %s: %s", self.state.evaluation_id, event.kind, why)
+        self.journal.append(step.events)
+        return list(step.actions)
 
     def _perform(self, actions: Iterable[Action]) -> None:
         """Perform these actions, and those that follow from what comes of them. EndlessTurnError where that does not end."""
@@ -400,13 +391,11 @@ class Running:
             return
         if self.snapshot.epoch == self.state.queue_epoch:
             self._refilled_at = None
-        elif self._refilled_at is None:
+        elif self._refilled_at is None or now - self._refilled_at >= REFILL_SECONDS:
             self._refilled_at = now
             self._queued_again.clear()
             # shards that trials ran without Redis are on disk, and are not queued again
-            self.take([*self._new_shards(now, thorough=True), QueueLost(at=now)])
-        elif now - self._refilled_at >= REFILL_SECONDS:  # Redis answers and takes no writes: journalled once
-            self._refilled_at = now
+            self.take(self._new_shards(now, thorough=True))
             self._perform(shards.refill(self.state))
 
     def _new_shards(self, now: float, *, thorough: bool) -> list[AnyEvent]:
@@ -443,7 +432,7 @@ class Running:
                 shard = self.state.shards.by_name.get(head.shard)
                 own = name == self.paths.response_file(head.trial).name  # else it speaks of another trial
                 if shard is not None and own and 0 <= head.seconds < math.inf:
-                    pace = self._paces.get(head.trial, stragglers.Pace())
+                    pace = self._paces.get(head.trial, detect.Pace())
                     self._paces[head.trial] = pace.and_done(head.seconds, shard.seconds)
                 its = None if shard is None else self.state.shards.leaves[shard.leaf].planned
                 if shard is None or its is None or (its.task, its.key) != (head.task, head.key):
@@ -466,10 +455,10 @@ class Running:
             if held is None or trial not in self.state.trials.live:
                 continue
             elapsed = progress.beat_at - self.snapshot.claimed_at.get(progress.shard or "", progress.beat_at)
-            paces[trial] = paces.get(trial, stragglers.Pace()).and_in_hand(
+            paces[trial] = paces.get(trial, detect.Pace()).and_in_hand(
                 elapsed, held.seconds, progress.batches_done, progress.batches
             )
-        found = stragglers.stragglers(paces, self.state.plan.sigma)
+        found = detect.stragglers(paces, self.state.plan.sigma)
         fresh = {
             trial: times
             for trial, times in found.items()
@@ -519,7 +508,9 @@ class Running:
             if gone:  # one that has ended may have left its outcome since we looked
                 outcomes = self._new_outcomes(now)
                 self.take([*self._corrupted(outcomes, now), *outcomes])
-            self.take(detect.metric_events(self.state, gone, self.seen, 5.0, now))
+            died, again = detect.metric_events(self.state, gone, self.seen, now)
+            self.take(died)
+            self._perform(scoring.enqueue(self.state, metric) for metric in again)
 
 
 def _began(job: Job, index: int) -> bool:

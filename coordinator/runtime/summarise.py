@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinator.allocation.demand import IN_USE
 from coordinator.cluster import JobState
 from coordinator.cluster.slurm_limits import in_words
 from coordinator.evaluation.state import EntryState, JobInfo, Phase, State
@@ -70,7 +69,7 @@ def summary_of(
     scores: Values = lambda _: (),
 ) -> Summary:
     """The summary of a state. `snapshot`: its work queue; `listed`: the cluster's jobs; `now`: unix seconds."""
-    shards, nodes = state.shards.by_name, state.nodes.by_name.values()
+    shards = state.shards.by_name
     open_metrics = [state.scoring.metrics[name] for name in sorted(state.scoring.outstanding)]
     kinds = Counter(f"{m.kind} {m.task or state.entries[m.entry].name}" for m in open_metrics).most_common()
     waits_until = None if state.ended_at is not None else state.waits_until
@@ -89,11 +88,11 @@ def summary_of(
         shards_done=done_shards(state),
         shards_quarantined=sum(shard.quarantined for shard in shards.values()),
         trials=len(state.trials.live),
-        gpus=len(state.index.running) * state.record.options.trial.gpus_per_trial,
+        gpus=len(state.running_trials) * state.record.options.trial.gpus_per_trial,
         **_lanes(state, snapshot),
         nodes=tuple(_nodes(state)),
-        nodes_by_status=Counter(n.status for n in nodes),
-        jobs={purpose: len(each) for purpose, each in state.index.jobs.items() if each},
+        nodes_by_status=Counter(n.status for n in state.nodes.by_name.values() if n.lanes),
+        jobs=Counter(info.job.purpose for info in state.jobs.live.values()),
         metric_jobs=len(state.scoring.metrics),
         metric_jobs_open={
             **dict(kinds[:MOST_KINDS]),
@@ -102,7 +101,10 @@ def summary_of(
         done_at=None if (left := seconds_left(state, now)) is None else now + left,
         waits_until=waits_until,
         waits=tuple(_waits(state, now, listed, stage)),
-        held=tuple(Timed(what=n, at=job.due_at, why=job.why) for n, job in sorted(state.jobs.held.items())),
+        held=tuple(
+            Timed(what=name, at=state.jobs.by_name[name].refusals.due_at, why=why)
+            for name, why in sorted(state.jobs.held.items())
+        ),
         stragglers={
             trial: f"takes {times:.1f} times as long as the others{'' if trial in state.trials.live else ' (it has ended)'}"
             for trial, times in state.trials.stragglers.items()
@@ -174,7 +176,7 @@ def _lanes(state: State, snapshot: QueueSnapshot | None) -> dict[str, Any]:
 
 def _lane(state: State, lane: str, trial: str, progress: Progress | None) -> Lane:
     if progress is None:
-        return Lane(lane=lane, doing="starting" if trial in state.index.running else PENDING)
+        return Lane(lane=lane, doing="starting" if state.trials.live[trial].running else PENDING)
     doing = PHASES.get(progress.phase, progress.phase or "starting")
     if not progress.shard:
         return Lane(lane=lane, doing=IDLE if progress.phase == "infer" else doing)
@@ -189,16 +191,15 @@ def _natural(lane: str) -> list[tuple[bool, int, str]]:
 
 
 def _nodes(state: State) -> Iterator[Node]:
-    for ahead in state.nodes.prefetches.values():
-        if ahead.status != "over":
-            yield Node(name=ahead.name, status=ahead.status, why="before its GPUs are free")
     for node in state.nodes.by_name.values():
+        if not node.lanes and node.status == "withdrawn":
+            continue  # nothing of the prefetch is left
         yield Node(
             name=node.name,
             status=node.status,
-            gpus=node.lanes * state.record.options.trial.gpus_per_trial if node.status in IN_USE else 0,
-            trials=len(state.live_lanes(node.name)),
-            why=node.why,
+            gpus=node.lanes * state.record.options.trial.gpus_per_trial if node.in_use else 0,
+            trials=len(node.busy_lanes),
+            why=node.why if node.lanes else "before its GPUs are free",
             until=node.back_off_until,
             times=node.back_offs,
         )
@@ -226,14 +227,14 @@ def _under_way(state: State) -> tuple[str, list[JobInfo]]:
     """The stage before the last response, and the jobs whose start it needs."""
     unbuilt = any(e.status in ("unbuilt", "building") for e in state.entries)
     early = unbuilt and not state.shards.leaves  # trials load meanwhile
-    if state.trials.live and (state.index.running or done_shards(state)) and not early:
+    if state.trials.live and (state.running_trials or done_shards(state)) and not early:
         return "inference", []
     if unbuilt:
         return "building requests", state.live_jobs("build")
     if state.trials.live:
         hosts = {t.job: state.jobs.by_name[t.job] for t in state.trials.live.values()}
         return "starting trials", list(hosts.values())
-    if any(n.status in IN_USE for n in state.nodes.by_name.values()):
+    if any(n.in_use for n in state.nodes.by_name.values()):
         return "staging", state.live_jobs("stage")
     return "waits", []
 
@@ -241,7 +242,7 @@ def _under_way(state: State) -> tuple[str, list[JobInfo]]:
 def _trials_stage(state: State, snapshot: QueueSnapshot | None) -> str:
     """What the running trials do: "inference" where one infers, or where some shards are done and no trial loads."""
     trials = {} if snapshot is None else snapshot.trials
-    phases = {trials[name].phase for name in state.index.running if name in trials}
+    phases = {trials[name].phase for name in state.running_trials if name in trials}
     if "infer" not in phases and phases & LOADING:
         return "loading"
     return "inference" if "infer" in phases or done_shards(state) else "starting trials"
@@ -312,7 +313,7 @@ def seconds_left(state: State, now: float) -> float | None:
         planned.add(shard.lane)
         if shard.frame is None and not shard.quarantined:
             left += shard.seconds
-    work = max(LEAST_SECONDS, left / max(1, state.index.lanes_in_use or len(planned)), tail)
+    work = max(LEAST_SECONDS, left / max(1, state.lanes_in_use or len(planned)), tail)
     elapsed = _inference_seconds(state, now)
     by_plan = max(work, state.plan.predicted_makespan_seconds - elapsed)
     share = (total - left) / total if total > 0 else 0.0

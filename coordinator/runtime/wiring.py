@@ -24,7 +24,7 @@ from coordinator.cluster.slurm_limits import ends
 from coordinator.cluster.slurm_rules import SCONTROL_SECONDS, Hosting, Wants, ask_hosting, unknown_partition
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError, RetryError
-from coordinator.evaluation.job_specs import precursor_memory_mb, trial_memory_mb
+from coordinator.evaluation.footprint import precursor_memory_mb, trial_memory_mb
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.intake.from_settings import hung_seconds, lm_eval_version, site_of, slots
 from coordinator.runtime.causes import accept_rules

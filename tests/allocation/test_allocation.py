@@ -17,7 +17,10 @@ from coordinator.allocation import cordons
 from coordinator.allocation.allocate import Demand, Limits, allocate
 from coordinator.allocation.backlog import Seen, stale
 from coordinator.allocation.demand import LOSS, Use, to_give_back
-from coordinator.allocation.stragglers import (
+from coordinator.base import clock
+from coordinator.evaluation import nodes
+from coordinator.evaluation.nodes import idle_nodes
+from coordinator.runtime.detect import (
     LEAST_SECONDS,
     LEAST_SHARDS,
     LEAST_SIGMA,
@@ -25,9 +28,6 @@ from coordinator.allocation.stragglers import (
     Pace,
     stragglers,
 )
-from coordinator.base import clock
-from coordinator.evaluation import nodes
-from coordinator.evaluation.limits import idle_nodes
 
 NAMES = [f"n{i}" for i in range(8)]
 

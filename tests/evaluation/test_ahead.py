@@ -9,12 +9,12 @@ from support.fake_cluster import fake_node
 from support.loops import another
 from support.simulated.parts import record
 
-from coordinator.allocation import demand, prefetch
-from coordinator.allocation.allocate import Demand, Limits
+from coordinator.allocation import demand
+from coordinator.allocation.allocate import Candidate, Demand, Held, Limits, choose_prefetches
 from coordinator.cluster import Job
 from coordinator.evaluation import events as ev
 from coordinator.evaluation import step as machine
-from coordinator.evaluation.state import JobInfo, NodeUse, Prefetch
+from coordinator.evaluation.state import JobInfo, NodeUse
 from evaljobs.contract.outcomes import Failed
 from evaljobs.staging.capacity import room
 from evaljobs.staging.precursor import MARGIN
@@ -26,7 +26,7 @@ nodes = st.tuples(*[some] * len(NAMES)).map(
     lambda sizes: [fake_node(n, gpus=g, memory_mb=mb) for n, (g, mb) in zip(NAMES, sizes, strict=True)]
 )
 candidate = st.builds(
-    prefetch.Candidate,
+    Candidate,
     demand=st.builds(
         Demand,
         evaluation_id=st.sampled_from("wxyz"),
@@ -42,14 +42,14 @@ candidate = st.builds(
 )
 waiting_ones = st.lists(candidate, max_size=4, unique_by=lambda c: c.demand.evaluation_id)
 held_there = st.dictionaries(
-    st.sampled_from(NAMES), st.builds(prefetch.Held, inferring=st.sets(DIGESTS), ahead=st.sets(DIGESTS))
+    st.sampled_from(NAMES), st.builds(Held, inferring=st.sets(DIGESTS), ahead=st.sets(DIGESTS))
 )
 
 
 @given(nodes, waiting_ones, held_there, st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.none() | st.integers(1, 3))
 def test_only_the_next_checkpoint_is_staged_ahead_and_within_its_share(there, waiting, held, share, most):
     """One checkpoint, that of the first in order; on nodes that serve us; new bytes within the share, counted once."""
-    chosen = prefetch.choose(there, waiting, held, Limits(max_nodes=most), share=share)
+    chosen = choose_prefetches(there, waiting, held, Limits(max_nodes=most), share=share)
     by_id = {c.demand.evaluation_id: c for c in waiting}
     order = sorted(waiting, key=lambda c: (-c.demand.priority, c.demand.accepted_at, c.demand.evaluation_id))
     for name in {n for names in chosen.values() for n in names}:
@@ -106,10 +106,7 @@ def test_weights_that_wait_leave_their_memory_to_who_has_the_gpus(free, wanted, 
         state.jobs.by_name["stage"] = JobInfo(
             job=job, members={0: member}, phase="submitted", changed_at=100.0
         )
-        if lanes:
-            state.nodes.by_name["n1"] = NodeUse(name="n1", lanes=lanes, status="staging", precursor=job.name)
-        else:
-            state.nodes.prefetches["n1"] = Prefetch(name="n1", status="staging", precursor=job.name)
+        state.nodes.by_name["n1"] = NodeUse(name="n1", lanes=lanes, status="staging", precursor=job.name)
         return state
 
     owner = holding(9, wanted, 0, lanes=2, member=phase)

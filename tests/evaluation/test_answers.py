@@ -149,7 +149,7 @@ def test_a_shard_whose_records_are_never_answers_fails_its_task_with_the_reason(
         event = world.corrupted("gone")[world.shard]
         world.state.scoring.outstanding.discard("gone")
         del world.state.scoring.metrics["gone"]
-        machine.step(world.state, SITE, event)
+        machine.step(world.state, SITE, [event])
         assert (world.entry.status == "failed") is (run == 2)
         if run < 2:
             assert shard.frame is None
@@ -252,11 +252,11 @@ def test_auto_settles_the_token_budget_with_the_batch_size():
     suite = {"mode": "fast", "token_budget": "auto", "batch_size": "auto"}
     state, _ = machine.start(ev.Accepted(at=0.0, record=record(1, suite=suite)))
     found = ev.RequestSetsFound(at=1.0, sets={0: {"t0": "/s/t0"}}, folders={0: "/s"}, batch_size="auto")
-    machine.step(state, SITE, found)
+    machine.step(state, SITE, [found])
     assert (state.entries[0].status, state.cut_of(state.entries[0])) == ("built", "")
     probed = Probed(name="x", batch_size=16, token_budget=4096)
-    made = machine.step(state, SITE, ev.OutcomeSeen(at=2.0, outcome=probed))
-    (job,) = (e for e in made.intents if isinstance(e, ev.JobIntended))
+    made = machine.step(state, SITE, [ev.OutcomeSeen(at=2.0, outcome=probed)])
+    (job,) = (e for e in made.events if isinstance(e, ev.JobIntended))
     (spec,) = job_specs.specs_of(state, SITE, state.jobs.by_name[job.job.name]).values()
     assert isinstance(spec, BuildSpec)
     assert (spec.batch_size, spec.cut) == (16, "fast-4096-16")

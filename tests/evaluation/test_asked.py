@@ -6,27 +6,28 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from support.fake_cluster import fake_node
-from support.simulated.invariants import recounted
 from support.simulated.parts import SITE, Faults, ended, limited, record
 from support.simulated.world import World
 
 from coordinator.allocation.allocate import Demand, Limits, allocate
 from coordinator.cluster.daemon_job import slurm_time
 from coordinator.evaluation import events as ev
-from coordinator.evaluation import nodes
 from coordinator.evaluation import step as machine
-from coordinator.evaluation.footprint import GB, GpuNeed, loaded_bytes
-from coordinator.evaluation.job_ends import MAX_DEATHS
-from coordinator.evaluation.job_specs import (
+from coordinator.evaluation.footprint import (
     BASE_MEMORY_MB,
+    GB,
+    SHORTEST_LIMIT_SECONDS,
+    GpuNeed,
     asked,
+    loaded_bytes,
     precursor_memory_mb,
+    trial_limit_seconds,
     trial_memory_mb,
-    worker_job,
 )
+from coordinator.evaluation.job_ends import MAX_DEATHS
+from coordinator.evaluation.job_specs import worker_job
 from coordinator.evaluation.records import JobName, evaluation_id
-from coordinator.evaluation.state import NodeUse, Trial
-from coordinator.evaluation.time_limits import SHORTEST_LIMIT_SECONDS, UNPLANNED_SECONDS, trial_limit_seconds
+from coordinator.evaluation.state import NodeUse, Tries
 from evaljobs.contract.engine_traits import PLANNED_BATCH
 from evaljobs.contract.names import LaneId, ShardId
 from evaljobs.contract.specs import CheckpointFile, ModelOptions, Weights
@@ -182,9 +183,7 @@ def limit_of(work, load, lanes, most, attempt=0):
     state, _ = machine.start(ev.Accepted(at=0.0, record=record(trial={"time_limit": slurm_time(most)})))
     state.plan.work_seconds_95, state.plan.load_seconds_95 = work, load
     state.nodes.by_name = {"n1": NodeUse(name="n1", lanes=lanes, status="ready")}
-    names = [f"t{number}" for number in range(attempt)]
-    state.trials.by_name = {name: Trial(name=name, job="j", member=0, lane="n1/0") for name in names}
-    state.index = recounted(state)
+    state.trials.on_lane = {"n1/0": attempt}
     return trial_limit_seconds(state, ["n1/0", "n1/1"])
 
 
@@ -200,21 +199,18 @@ def test_a_limit_covers_load_and_an_even_share_and_stays_below_the_settings(work
     assert [limit_of(80_000.0, 30.0, lanes, DAY) for lanes in (8, 64)] == [10_150, 1_400]
 
 
-def test_workers_and_precursors_ask_for_the_time_of_trials_and_metrics():
-    """Workers for less than the settings' limit; twice as long after some that had no metric job done. A precursor for an hour
-    before the plan, then for what a lane's share is predicted to take; the staging comes to it."""
+def test_workers_ask_for_the_time_of_trials_and_metrics():
+    """For less than the settings' limit; twice as long after some that had no metric job done."""
     world = World(1, rec=record(entries=4, trial={"time_limit": slurm_time(DAY)}))
-    (early, *_) = world.until(lambda w: w.state.live_jobs("stage")).state.live_jobs("stage")
-    assert UNPLANNED_SECONDS < early.job.time_limit_seconds < UNPLANNED_SECONDS + 600
     trial = (
         world.until(lambda w: w.state.live_jobs("trial")).state.live_jobs("trial")[0].job.time_limit_seconds
     )
-    use = replace(next(iter(world.state.nodes.by_name.values())))
-    later = nodes.precursor_job(world.state, SITE, use, world.now).job.time_limit_seconds
-    assert SHORTEST_LIMIT_SECONDS <= trial < later < trial + 600
     first, again = (
         worker_job(
-            replace(world.state, scoring=replace(world.state.scoring, worker_attempts=n)), SITE, 1, world.now
+            replace(world.state, scoring=replace(world.state.scoring, fruitless=Tries(failures=n))),
+            SITE,
+            1,
+            world.now,
         )
         for n in (0, 1)
     )

@@ -28,7 +28,7 @@ ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 def test_a_death_counts_against_what_its_diagnosis_says(said, word, node, shard):
     """Broken hardware: the node at once, and not the shard. The program's error: the shard alone. Else another node tells."""
     world = World(7, rec=record(entries=6), nodes=2, in_order=True).until(
-        lambda w: w.state.index.running and w.claims and len(w.state.nodes.by_name) == 2
+        lambda w: w.state.running_trials and w.claims and len(w.state.nodes.by_name) == 2
     )
     state = world.state
     name, held = next((trial, s) for s, trial in world.claims.items() if trial in state.trials.live)

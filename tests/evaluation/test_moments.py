@@ -14,11 +14,9 @@ from support.simulated.world import VAGUE, World, replay
 
 from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
-from coordinator.evaluation import job_specs, nodes, scoring, time_limits
+from coordinator.evaluation import footprint, scoring
 from coordinator.evaluation import step as machine
-from coordinator.evaluation.job_ends import MAX_SUBMISSIONS
-from coordinator.evaluation.scoring import MAX_WORKER_JOBS, WAITING_SECONDS
-from coordinator.evaluation.state import IllegalEventError
+from coordinator.evaluation.scoring import WAITING_SECONDS
 from coordinator.runtime import detect
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.specs import FrameRef
@@ -43,7 +41,7 @@ def inferring(world):
     """A shard is done and others are to do, with a trial running."""
     state = world.state
     done = any(s.frame is not None for s in state.shards.by_name.values())
-    return done and state.shards.todo > 2 and bool(state.index.running)
+    return done and state.shards.todo > 2 and bool(state.running_trials)
 
 
 def nothing_is_doubled(world):
@@ -133,7 +131,7 @@ def test_a_retry_of_what_runs_takes_nothing_from_it(seed, nodes):
         return  # it came last
     live, staged = set(world.state.jobs.live), world.of("stage")
     world.tell(ev.RetryAsked)
-    assert live <= world.state.jobs.live
+    assert live <= world.state.jobs.live.keys()
     assert not [n for n in live if world.state.jobs.by_name[n].released_at is not None]
     world.run_to_scores()
     assert not {j.job.node for j in staged} & {j.job.node for j in world.of("stage") if j not in staged}
@@ -186,7 +184,7 @@ def test_a_trial_that_works_is_never_cancelled_for_its_siblings(seed, late, runn
         if isinstance(event, ev.TrialsCancelled):
             answered = {s.frame.file for s in state.shards.by_name.values() if s.frame is not None}
             assert not {f"{trial}.frames" for trial in event.trials} & answered
-            assert not state.index.running & set(event.trials)
+            assert not state.running_trials & set(event.trials)
             able = [t for t in state.trials.live.values() if not t.cancelled]
             assert len(able) - len(event.trials) >= state.shards.todo
         machine.apply(state, event)
@@ -207,10 +205,10 @@ def test_after_any_event_a_restart_decides_what_was_not_written_and_repeats_what
         stages = {i.job.name: i.released_at for i in state.live_jobs("stage")}
         released = {name for name, at in stages.items() if at is not None}
         over = all(e.terminal for e in state.entries) and state.ended_at is None
-        again = machine.step(state, SITE, ev.Restarted(at=event.at))
+        again = machine.step(state, SITE, [ev.Restarted(at=event.at)])
         told = {a.job for a in again.actions if isinstance(a, do.ReleasePrecursor)}
         if isinstance(event, ev.JobIntended) and not isinstance(world.journal[place - 1], ev.JobIntended):
-            assert event.job.name in {i.job.name for i in again.intents if isinstance(i, ev.JobIntended)}
+            assert event.job.name in {i.job.name for i in again.events if isinstance(i, ev.JobIntended)}
         assert released <= told, f"before event {place}"
         if over:
             assert any(isinstance(a, do.StopWorkers) for a in again.actions), f"before event {place}"
@@ -226,9 +224,8 @@ def test_a_journal_gives_the_same_jobs_under_other_rules(seed, ticks):
     faults = Faults(kill=0.02, submit_timeout=0.05, stage_fails=0.1, overrun=0.05, slow_outcome=0.2)
     world = World(seed, faults).until(lambda w: w.now >= ticks * TICK)
     with (
-        mock.patch.multiple(job_specs, MIB=1),
-        mock.patch.multiple(time_limits, SHORTEST_LIMIT_SECONDS=7, ENDING_SECONDS=1),
-        mock.patch.object(nodes, "MAX_PRECURSORS", 1),
+        mock.patch.multiple(footprint, MIB=1),
+        mock.patch.multiple(footprint, SHORTEST_LIMIT_SECONDS=7, ENDING_SECONDS=1),
     ):
         again = replay(world.journal)
     one, other = ({n: (i.job, i.trials) for n, i in s.jobs.by_name.items()} for s in (again, world.state))
@@ -241,8 +238,9 @@ def test_an_illegal_event_changes_nothing():
     before = copy.deepcopy(world.state)
     frame = FrameRef(file="t.frames", offset=0, length=1)
     shards = ((next(iter(world.claims)), frame), ("no such|0|1", frame))
-    with pytest.raises(IllegalEventError):
-        machine.step(world.state, SITE, ev.ShardsDumped(at=world.now, shards=shards))
+    step = machine.step(world.state, SITE, [ev.ShardsDumped(at=world.now, shards=shards)])
+    assert len(step.illegal) == 1
+    assert not step.events
     assert world.state == before
 
 
@@ -255,9 +253,9 @@ def test_a_job_that_was_never_asked_for_costs_no_try():
     for _ in range(20):
         world.restart()
         world.take([ev.JobNotSubmitted(at=world.now, job=n, error="it is in no listing") for n in builds])
-    for _ in range(MAX_SUBMISSIONS):
+    for _ in range(8):
         assert not world.state.ending.reason
-        world.tell(ev.JobNotSubmitted, job=builds[0], error="no route", maybe_done=True)
+        world.tell(ev.JobNotSubmitted, job=builds[0], error="no route", reason="in-doubt")
         world.tell(ev.JobNotSubmitted, job=builds[0], error="no route")
     assert "could not be submitted 8 times: no route" in world.state.ending.reason
 
@@ -288,9 +286,9 @@ def test_a_stragglers_lane_is_left_alone_while_another_trial_runs():
         trials = world.state.trials
         while world.state.ended_at is None:
             before, shunned = set(trials.live), {trials.by_name[t].lane for t in trials.stragglers}
-            ran = set(world.state.index.running)
+            ran = world.state.running_trials
             world.tick()
-            if ran & world.state.index.running:
+            if ran & world.state.running_trials:
                 new = trials.live.keys() - before
                 assert not {trials.by_name[t].lane for t in new} & shunned, world.summary()
                 checked += len(new)
@@ -321,7 +319,7 @@ def test_nodes_that_all_rest_are_waited_for(seed):
     assert world.state.waits_until == first > world.now
     assert [e.kind for e in detect.waits_over(world.state, first)] == ["back-off-over"]
     cancelled = replay(world.journal)
-    machine.step(cancelled, SITE, ev.CancelAsked(at=world.now, reason="asked"))
+    machine.step(cancelled, SITE, [ev.CancelAsked(at=world.now, reason="asked")])
     assert not detect.waits_over(cancelled, first + 100 * TICK)
     world.odd.unready = frozenset()
     world.run_to_scores()
@@ -428,10 +426,10 @@ def test_workers_that_get_something_done_are_sent_for_again_however_often_they_a
     taken = 0
     while world.state.ended_at is None:
         world.tick()
-        if not world.state.scoring.worker_attempts:
+        if not world.state.scoring.fruitless.failures:
             taken += world.kill("metric")
     world.run_to_scores()
-    assert taken > MAX_WORKER_JOBS
+    assert taken > world.state.scoring.fruitless.limit
 
 
 @some(13)

@@ -16,11 +16,12 @@ from support.simulated.world import BANNED, UNFIT, VAGUE, World, replay
 
 from coordinator.evaluation import events as ev
 from coordinator.evaluation import jobs, nodes
-from coordinator.evaluation.cuts import MIN_TOKEN_BUDGET
-from coordinator.evaluation.job_ends import MAX_DEATHS, MAX_DEATHS_IN_A_ROW, MAX_SUBMISSIONS
-from coordinator.evaluation.memory import MAX_DOUBLINGS
+from coordinator.evaluation.builds import MIN_TOKEN_BUDGET
+from coordinator.evaluation.footprint import MAX_DOUBLINGS
+from coordinator.evaluation.job_ends import MAX_DEATHS, MAX_DEATHS_IN_A_ROW
 from coordinator.evaluation.records import Inputs
-from coordinator.evaluation.scoring import MAX_LOSSES, MAX_WORKER_JOBS
+from coordinator.evaluation.state import HELD_SECONDS, MAX_HELD_SECONDS
+from coordinator.runtime.detect import FORGOTTEN
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.specs import Sources, TaskEntry
 
@@ -92,7 +93,7 @@ def once_each(world):
 
 
 def bounded(world):
-    assert max(world.enqueued.values()) <= MAX_LOSSES + 1
+    assert max(world.enqueued.values()) <= FORGOTTEN.limit
     assert not world.state.ending.reason
 
 
@@ -188,7 +189,7 @@ def sent_for_workers(world):
     """With pauses, for a quarter of an hour; a retry sends for more."""
     workers = {job.job.name for job in world.of("metric")}
     ends = [e.at for e in world.journal if isinstance(e, ev.JobEnded) and e.job in workers]
-    assert len(ends) >= MAX_WORKER_JOBS
+    assert len(ends) >= world.state.scoring.fruitless.limit
     assert ends[-1] - ends[0] > 900
     mended(world, ends_workers=False)
 
@@ -258,24 +259,20 @@ def rested_longer_each_time(world):
 
 
 def with_growing_pauses(world):
-    assert not any(info.submissions for info in world.state.jobs.by_name.values())
-    assert not world.odd.opens or max(map(len, world.refusals.values())) > MAX_SUBMISSIONS
+    assert not any(info.submissions.failures for info in world.state.jobs.by_name.values())
+    assert not world.odd.opens or max(map(len, world.refusals.values())) > 8
     for times in world.refusals.values():
         for number, (before, after) in enumerate(pairwise(times)):
-            assert after - before >= min(jobs.HELD_SECONDS * 2**number, jobs.MAX_HELD_SECONDS)
-
-
-def weights_stay(world):
-    """However often precursors reach their limit: the copy has a holder, and no trial reads storage."""
-    assert len(world.of("stage")) > len(world.node_names)
-    assert all(n.rung == "shm" for n in uses(world) if n.rung)
-    assert world.gaps <= world.now / TICK / 10, "a successor that starts late"
+            assert after - before >= min(HELD_SECONDS * 2**number, MAX_HELD_SECONDS)
 
 
 def no_new_attempts(world):
     """A precursor that follows one at its limit counts no attempt, and no trial reads storage."""
     for name in world.node_names:
-        assert sum(job.job.node == name for job in world.of("stage")) > nodes.MAX_PRECURSORS
+        assert (
+            sum(job.job.node == name for job in world.of("stage"))
+            > world.state.nodes.by_name[name].staging.limit
+        )
         assert world.state.nodes.by_name[name].rung != "storage"
 
 
@@ -416,15 +413,11 @@ ROWS = {
         holds=lambda w: any(n.unseen for n in uses(w)) and not any(n.hosted for n in uses(w)), examples=13
     ),
     "precursors reach their limit": Row(
-        record={"entries": 12}, odd={"life": 60.0, "pace": 0.3}, nodes=(2, 2), check=weights_stay, examples=8
+        record={"entries": 30}, odd={"life": 60.0, "pace": 0.3}, nodes=(2, 2), check=no_new_attempts, examples=4,
     ),
-    "a node has no room for their successors": Row(
+    "precursors reach their limit, and jobs die": Row(
         {"kill": 0.01, "restart": 0.03, "stage_fails": 0.05, "submit_waits": 0.2, "node_down": 0.005, "vanish": 0.2},
-        {"entries": 8}, {"life": 60.0, "pace": 0.3, "closed": frozenset({"n0"})}, nodes=(2, 2),
-    ),
-    "no node has": Row(
-        record={"entries": 30}, odd={"life": 60.0, "pace": 0.3, "closed": frozenset({"n0", "n1"})}, nodes=(2, 2),
-        check=no_new_attempts, examples=4,
+        {"entries": 8}, {"life": 60.0, "pace": 0.3}, nodes=(2, 2),
     ),
     "earlier answers may be a copy's": Row(odd={"copied": True, "hashes": True}, nodes=(2, 2), check=sought_with_the_content, examples=8),
     "no precursor says the content": Row(
@@ -527,7 +520,7 @@ ROWS = {
     },
     "every node refuses": Row(
         record={"entries": 2}, odd={"unfit": frozenset({"n0", "n1"})}, nodes=(2, 2), ends="failed", fails=("t0", "t1"),
-        says=UNFIT, holds=lambda w: 60.0 * (2**nodes.MAX_ALL_BACKED_OFF - 1) <= w.now <= 3600.0, examples=5,
+        says=UNFIT, holds=lambda w: 60.0 * (2**5 - 1) <= w.now <= 3600.0, examples=5,
     ),
     "no precursor is taken": Row(
         record={"entries": 2}, odd={"banned": "stage"}, ends="failed", fails=("t0", "t1"), says=BANNED,

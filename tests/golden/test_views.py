@@ -263,6 +263,8 @@ def of_now(event):
     event.get("outcome", {}).pop("idle_seconds", None)
     if "record" in event:
         event["record"] = record_of_now(event["record"])
+    gone = {"job-started": ("ends_at",), "back-off-over": ("workers", "held", "precursors")}
+    event = {key: value for key, value in event.items() if key not in gone.get(event["kind"], ())}
     return event | ({"journal_format": JOURNAL_FORMAT} if event["kind"] == "accepted" else {})
 
 

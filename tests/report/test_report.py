@@ -55,7 +55,7 @@ def test_a_report_says_what_its_trials_waited_for():
 
     class Busy(World):
         def starts(self, job, member):
-            return self.dice.random() < 0.5 and super().starts(job, member)
+            return self.dice.random() < 0.2 and super().starts(job, member)
 
         def listing(self):
             rows = super().listing()
@@ -136,7 +136,7 @@ def test_the_time_that_a_limit_on_jobs_takes_is_said():
     world.run()
     first, second = [e for e in world.journal if isinstance(e, ev.JobSubmitted)][:2]
     refusals = [
-        ev.JobNotSubmitted(at=first.at - before, job=job, error="QOSMaxSubmitJobPerUserLimit", limited=True)
+        ev.JobNotSubmitted(at=first.at - before, job=job, error="QOSMaxSubmitJobPerUserLimit", reason="limit")
         for before, job in ((90.0, first.job), (60.0, first.job), (30.0, second.job))
     ]
     report = make_report(world.state, [*refusals, *world.journal], [], world.now)
@@ -235,9 +235,9 @@ def test_every_second_that_a_trial_pended_counts():
 def test_each_trial_of_a_host_counts():
     """A host is one member of a job and runs a trial on each of its lanes."""
     world = World(3, Faults(), record(stage={"host_trials": True}))
-    while len(world.state.index.running) < 2:
+    while len(world.state.running_trials) < 2:
         world.tick()
-    assert summary_of(world.state, world.now).gpus == len(world.state.index.running)
+    assert summary_of(world.state, world.now).gpus == len(world.state.running_trials)
     world.run()
     started = {e.job: e.at for e in world.journal if isinstance(e, ev.JobStarted)}
     report = make_report(world.state, world.journal, [], world.now)
@@ -414,13 +414,13 @@ def test_a_trial_that_never_loaded_says_nothing_of_loads(world):
     ("events", "spans"),
     [
         *(
-            ([ev.QueueLost(at=20.0), ev.Restarted(at=50.0, seen_at=seen)], spans)
+            ([ev.PlanAsked(at=20.0), ev.Restarted(at=50.0, seen_at=seen)], spans)
             for seen, spans in ((10.0, [(20.0, 50.0)]), (30.0, [(30.0, 50.0)]), (50.0, []), (None, []))
         ),
         (
             [
                 ev.ResultsWritten(at=100.0),
-                ev.QueueLost(at=101.0),
+                ev.PlanAsked(at=101.0),
                 ev.Restarted(at=200.0, seen_at=150.0),
                 ev.RetryAsked(at=900.0),
                 ev.ResultsWritten(at=1000.0),

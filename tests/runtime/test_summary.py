@@ -17,7 +17,6 @@ from coordinator.base.words import about
 from coordinator.cli.screen.standing import in_words
 from coordinator.cluster import Job
 from coordinator.config.schema import Config
-from coordinator.evaluation.indexes import file_job
 from coordinator.evaluation.state import (
     EntryState,
     JobInfo,
@@ -74,11 +73,9 @@ def with_trials(state, *members, at=NOW):
     info.members, info.changed_at = dict(enumerate(members)), at
     info.trials = tuple(f"{name}.{i}" for i in info.members)
     for i, trial in enumerate(info.trials):
-        made = Trial(name=trial, job=name, member=i, lane=f"n1/{i}")
+        made = Trial(name=trial, job=name, member=i, lane=f"n1/{i}", running=members[i] == "running")
         state.trials.by_name[trial] = state.trials.live[trial] = made
-    state.jobs.by_name[name] = info
-    state.jobs.live.add(name)
-    file_job(state, info)
+    state.jobs.by_name[name] = state.jobs.live[name] = info
     return state
 
 

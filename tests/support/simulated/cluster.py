@@ -7,8 +7,8 @@ import random
 from collections import Counter
 
 from coordinator.cluster import JobState
+from coordinator.evaluation.footprint import OUT_OF_MEMORY
 from coordinator.evaluation.jobs import PREEMPTED
-from coordinator.evaluation.memory import OUT_OF_MEMORY
 from coordinator.evaluation.state import State
 from coordinator.runtime import detect
 from evaljobs.contract.names import Cut, ShardId
@@ -54,8 +54,6 @@ class Cluster:
         self.oversized, self.fits = 0, odd.fits  # batches that did not fit, and the size of those that do
         self.refusals = {}  # job -> times at which a limit kept it out
         self.asked_mb = []  # by jobs of `Odd.takes_mb`
-        self.had = set()  # nodes that had weights
-        self.gaps = 0  # ticks in which one of those had none, with shards to do
 
     def of(self, purpose):
         """The jobs of one purpose that were ever submitted."""
@@ -136,8 +134,6 @@ class Cluster:
             "running"
         ) >= self.odd.running:
             return False
-        if job.job.node in self.odd.closed and job.job.node in {node for node, _ in self.memory}:
-            return job.job.purpose != "stage" and self.dice.random() < 0.6
         if job.job.purpose == "host" and job.job.gpus > self.odd.host_gpus:
             return False
         return self.dice.random() < 0.6 and job.job.node not in self.drained

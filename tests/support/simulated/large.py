@@ -10,7 +10,7 @@ from support.simulated.parts import SITE, ended, planned, record
 
 
 def plain_step(state, event):
-    return machine.step(state, SITE, event)
+    return machine.step(state, SITE, [event])
 
 
 class Large:
@@ -30,7 +30,7 @@ class Large:
 
     def take(self, event):
         step = self.step(self.state, event)
-        self.journal += [event, *step.intents]
+        self.journal += step.events
         self.actions += step.actions
 
     def taken(self, kind):

@@ -89,7 +89,6 @@ class Odd:
     power_cut: bool = False  # ... the first ones on each node
     preempts: bool = False  # takes each trial's place before it has done anything
     life: float = 0.0  # seconds that the cluster gives a precursor; 0: no limit
-    closed: frozenset[str] = frozenset()  # nodes that start no second precursor beside the first
     pace: float = 1.0  # probability that a trial gets something done in a tick
     copied: bool = False  # earlier answers are of a checkpoint with equal samples and other content
     hashes: bool = False  # ... and precursors say the content

@@ -7,10 +7,10 @@ its node has the GPUs and the memory that it asks for; others' jobs come and go;
 import random
 from dataclasses import replace
 
-from coordinator.allocation import demand, job_limits, prefetch
+from coordinator.allocation import allocate, demand, job_limits
 from coordinator.allocation.allocate import Limits
 from coordinator.evaluation import events as ev
-from coordinator.evaluation.limits import FEWER_SECONDS
+from coordinator.evaluation.state import FEWER_SECONDS
 from coordinator.runtime import detect
 from support.fake_cluster import fake_node
 from support.simulated.parts import record
@@ -131,7 +131,7 @@ class Shared:
         """As `daemon._offer` does."""
         nodes, tenants = self.listing(), {t.state.evaluation_id: t for t in self.open}
         for tenant in self.open:
-            uses = [n.name for n in tenant.state.nodes.by_name.values() if n.status in demand.IN_USE]
+            uses = [n.name for n in tenant.state.nodes.by_name.values() if n.in_use]
             gone = [n for n in uses if n in self.down]
             if uses and self.dice.random() < self.releases:
                 gone = sorted({*gone, self.dice.choice(uses)})
@@ -147,7 +147,7 @@ class Shared:
         limits = replace(self.limits, max_nodes=self.few[0]) if few else self.limits
         offered = demand.offers(states, nodes, job_limits.not_behind(demands, first), limits, {})
         waiting, held = demand.waiting(states, demands), demand.held(states)
-        staged = prefetch.choose(nodes, waiting, held, self.limits, share=self.share)
+        staged = allocate.choose_prefetches(nodes, waiting, held, self.limits, share=self.share)
         for tenant in self.open:
             name = tenant.state.evaluation_id
             if offers := offered.get(name):

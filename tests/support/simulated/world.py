@@ -10,6 +10,7 @@ from coordinator.allocation import job_limits
 from coordinator.diagnosis.verdict import of_state
 from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
+from coordinator.evaluation import scoring, shards
 from coordinator.evaluation import step as machine
 from coordinator.evaluation.job_specs import metric_spec, specs_of
 from coordinator.runtime import detect
@@ -43,17 +44,18 @@ class World(Cluster):
     # --- the coordinator's side -------------------------------------------------------------------------------------
 
     def take(self, events):
-        for event in events:
-            step = machine.step(self.state, self.site, event)
-            torn = step.intents and self.faults.torn and self.dice.random() < self.faults.torn
-            written = (event, *step.intents)[: self.dice.randint(1, len(step.intents)) if torn else None]
-            # the journal keeps what JSON keeps
-            self.journal += [ev.EVENT.validate_json(ev.EVENT.dump_json(e)) for e in written]
-            if torn:
-                self.restart()
-                return
-            self.perform(step.actions)
-            validate(self.state)
+        step = machine.step(self.state, self.site, events)
+        assert not step.illegal, step.illegal
+        told = max((n for n, e in enumerate(step.events, 1) if any(e is one for one in events)), default=0)
+        torn = told < len(step.events) and self.dice.random() < self.faults.torn
+        written = step.events[: self.dice.randint(told, len(step.events) - 1) if torn else None]
+        # the journal keeps what JSON keeps
+        self.journal += [ev.EVENT.validate_json(ev.EVENT.dump_json(e)) for e in written]
+        if torn:
+            self.restart()
+            return
+        self.perform(step.actions)
+        validate(self.state)
 
     def tell(self, kind, **fields):
         """An event of now."""
@@ -139,7 +141,7 @@ class World(Cluster):
             self.workers_stopped = False  # as `Performer` does
         roll = self.dice.random()
         if roll < self.faults.submit_lost:
-            return [ev.JobNotSubmitted(at=self.now, job=name, error="timed out", maybe_done=True)]
+            return [ev.JobNotSubmitted(at=self.now, job=name, error="timed out", reason="in-doubt")]
         twins = [job for job in self.jobs.values() if job.job.name == name]
         running = [m for job in twins for m in job.members.values() if m.phase != "ended"]
         assert not running, f"{name} runs twice"
@@ -150,7 +152,7 @@ class World(Cluster):
         key = name if name not in self.jobs else f"{name}#{self.next_id}"
         self.jobs[key] = job
         if roll < self.faults.submit_lost + self.faults.submit_timeout:
-            return [ev.JobNotSubmitted(at=self.now, job=name, error="timed out", maybe_done=True)]
+            return [ev.JobNotSubmitted(at=self.now, job=name, error="timed out", reason="in-doubt")]
         return [ev.JobSubmitted(at=self.now, job=name, job_id=job.job_id)]
 
     def refusal(self, job):
@@ -158,13 +160,13 @@ class World(Cluster):
         odd = self.odd
         told = partial(ev.JobNotSubmitted, at=self.now, job=job.name)
         if job.node in odd.unfit and (not odd.refused or job.purpose in odd.refused):
-            return told(error=UNFIT, refused=True, of_node=True)
+            return told(error=UNFIT, reason="refused-on-node")
         if job.purpose == odd.banned:
-            return told(error=BANNED, refused=True)
+            return told(error=BANNED, reason="refused")
         assert job.count <= odd.array, f"{job.name} is an array of {job.count}"
         if self.now < odd.opens or self.members("pending", "running") + job.count > odd.submitted:
             self.refusals.setdefault(job.name, []).append(self.now)
-            return told(error=LIMIT, limited=True)
+            return told(error=LIMIT, reason="limit")
         return None
 
     def cancel(self, action):
@@ -218,7 +220,7 @@ class World(Cluster):
         self.take(detect.waits_over(self.state, self.now))
         assert not detect.waits_over(self.state, self.now), "told twice"
         if self.state.shards.leaves and not self.state.winding_down and self.epoch != self.state.queue_epoch:
-            self.tell(ev.QueueLost)
+            self.perform(shards.refill(self.state))
         live = sorted(self.state.trials.live) if self.faults.straggle else []
         if slow := [trial for trial in live if roll() < self.faults.straggle]:
             self.tell(ev.StragglersFound, trials=dict.fromkeys(slow, 3.0))
@@ -228,13 +230,11 @@ class World(Cluster):
             if stray := detect.stray_shards(self.state, self.queue, self.claims):
                 self.tell(ev.ShardsStray, shards=stray)
         gone = {n: self.given_up.get(n, "") for n in self.state.scoring.outstanding if n not in self.rq}
-        self.take(detect.metric_events(self.state, gone, self.seen, 5.0, self.now))
+        died, again = detect.metric_events(self.state, gone, self.seen, self.now)
+        self.take(died)
+        self.perform(scoring.enqueue(self.state, metric) for metric in again)
         self.nodes()
         self.submit_called()
-        have = {node for node, _ in self.memory}
-        self.gaps += len(self.had - have) if self.state.shards.todo else 0
-        self.had |= have
-        assert self.state.nodes.renewals.keys() <= self.state.jobs.live
 
     def beating(self):
         """Trials that send heartbeats."""
@@ -247,7 +247,7 @@ class World(Cluster):
 
     def nodes(self):
         use = self.state.nodes.by_name
-        used = {n.name for n in use.values() if n.status != "withdrawn"}
+        used = {n.name for n in use.values() if n.lanes and n.status != "withdrawn"}
         for name in self.node_names:
             down = name in used and self.dice.random() < self.faults.node_down
             if down and use[name].status != "back-off":
@@ -261,8 +261,7 @@ class World(Cluster):
                 self.drained.add(name)
                 self.tell(ev.NodeWithdrawn, node=name, reason="drained")
         free = [n for n in self.node_names if n not in used | self.drained]
-        ahead = self.state.nodes.prefetches
-        if self.odd.ahead and not use and not ahead:
+        if self.odd.ahead and not use:
             if self.state.builds.looked_up:
                 self.tell(ev.MemoryOffered, nodes=tuple(free))
         elif free and not self.state.winding_down and not (self.odd.ahead and self.dice.random() >= 0.3):
