@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.endpoint import serving
+from support.trainings import leave
 from typer.testing import CliRunner
 
 from coordinator.cli import app
@@ -16,9 +17,9 @@ from coordinator.cluster.past_jobs import look_up
 from coordinator.diagnosis.rules import MOST_TOKENS, Proposal, accept, reduced
 from coordinator.diagnosis.verdict import SURE
 from coordinator.errors import OperatorError
+from coordinator.report.load_series import read_document
 from coordinator.runtime.summary import failed_job
 from evaljobs.contract.outcomes import Failed
-from evaljobs.contract.paths import WorkPaths
 
 FIELDS = ["reason", "owner", "recoverable", "line", "line_number", "advice"]
 
@@ -40,21 +41,21 @@ def test_a_log_gets_six_fields(tmp_path: Path) -> None:
 
 def test_each_failed_job_of_an_evaluation_is_named(tmp_path: Path) -> None:
     """By its outcome; one that died without any, by the cluster's word in the report, and by its log."""
-    paths = WorkPaths(tmp_path).evaluation("step-1-s-00000001")
+    paths = leave(tmp_path, 10, 0.5)
     for folder in paths.folders():
         folder.mkdir(parents=True, exist_ok=True)
     paths.journal.write_text("")
-    paths.evaluation.write_text("{}")
     told = Failed(name="t-n1", job="trial", blame="retry", error="KeyError: 'a'")
     paths.outcome("failed", told.name).write_text(told.model_dump_json())
+    known = {"node": "n", "gpus": 1, "device": "", "started_at": 0.0, "held": 5.0, "infer": 2.5, "load": 2.5}
     gpus = [
-        {"trial": name, "ended": word, "gpus": 1}
+        {"trial": name, "ended": word, "other": 0.0, "shards": 1, **known}
         for name, word in (("t-n2.0", "NODE_FAIL"), ("t-n3.0", "FAILED"))
     ]
-    paths.report.write_text(json.dumps({"gpus": gpus}))
+    paths.report.write_text(json.dumps(json.loads(paths.report.read_text()) | {"gpus": gpus}))
     paths.log("t-n3").write_text("Bus error (core dumped)\n")
-    assert failed_job(paths, ["KeyError: 'a'"]) == failed_job(paths, []) == "t-n1"
-    found = said("step-1-s-00000001", "--json", "--work-dir", tmp_path)
+    assert failed_job(paths, read_document(paths)) == "t-n1"
+    found = said(paths.root.name, "--json", "--work-dir", tmp_path)
     assert {job: one["reason"] for job, one in found.items()} == {
         "t-n1": "KeyError",
         "t-n2.0": "NodeFailure",
