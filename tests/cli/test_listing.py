@@ -39,7 +39,7 @@ def printed(*parts):
 
 summaries = st.builds(
     Summary,
-    schema_version=st.just(2),
+    schema_version=st.just(3),
     written_at=st.just(0.0),
     evaluation_id=st.uuids().map(str),
     accepted_at=st.floats(0, NOW),
