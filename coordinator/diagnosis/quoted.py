@@ -16,9 +16,9 @@ _LINE = re.compile(
     rf"""^\s*(?:
       (?:export\s|declare\s-\w+\s|setenv\s)?[A-Z_][A-Z0-9_]{{2,}}(?:=|:\s(?=\S+$))           # a variable of the environment
     | (?:(?:[A-Za-z]\w*)?(?:Config|Arg(?:ument)?s|Namespace|Settings|environ)|(?:[\w ]{{0,20}}\b(?i:config\w*|args|arguments|environ\w*|hparams|overrides|settings|flags|cmd|command(?:\ line)?)))\s?[:=(]
-    | \{{\s?['"]\w+['"]:
-    | (?!{_TOLD}\b)(?:['"][\w.-]+['"]\s?:\s?\S.*,?|[\w.-]+\s?\.{{3,}}\s?\S*|[\w.-]+\s\.{{4,}}\s.*|[a-z_][\w.-]*\s=\s\S.*|[a-z_][\w.-]*=[^\s=]\S*)$     # a setting
-    | (?:\+\s|\$\s)?(?:\S*/)?(?:python[\d.]*|torchrun|srun|sbatch|mpirun|mpiexec|deepspeed|accelerate|exec|singularity|apptainer)\s-?[\w./$-]+\s.*--?\w
+    | \{{\s?['"](?!{_TOLD}['"])\w+['"]:
+    | (?!['"]?{_TOLD}\b)(?:['"][\w.-]+['"]\s?:\s?\S.*,?|[\w.-]+\s?\.{{3,}}\s?\S*|[\w.-]+\s\.{{4,}}\s.*|[a-z_][\w.-]*\s=\s\S.*|[a-z_][\w.-]*=[^\s=]\S*)$     # a setting
+    | (?:\+\s|\$\s)?(?:\S*/)?(?:python[\d.]*|torchrun|srun|sbatch|mpirun|mpiexec|deepspeed|accelerate|exec|singularity|apptainer)\s(?!.*:\serror:\s)-?[\w./$-]+\s.*--?\w
     | (?:[\w.]{{1,30}}\s?[:=]\s?)?[\[({{]['"].*[\])}}],?$ | -\s[\w.\ ]{{1,40}}$                                              # a list
     | \++\s\S | --?[a-z][\w-]*[=\s]
     | [\w.\[\]-]+\s*(?:==|\s@\s|\s(?=v?\d+\.\d))\s?v?\S+(?:\s+(?:pypi|conda\S*|/\S*|<?\w+>?))?$                               # a package

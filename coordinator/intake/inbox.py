@@ -70,7 +70,6 @@ class Notice(Record):
     checkpoint: Line = ""
     step: int | None = Field(default=None, ge=-MOST_STEPS, le=MOST_STEPS)
     suite: Line = "default"
-    spec: SuiteSpec | None = None  # of `submit`: the suite, where neither name nor file means it
     priority: int = 0
     noticed_at: float = 0.0  # unix seconds
     trained_values: str = Field(default="", pattern=r"^[0-9a-f]{0,16}$")  # names the ranks' files beside it
@@ -78,6 +77,7 @@ class Notice(Record):
     command: Literal["evaluate", "rescore", "cancel", "retry", "release"] = "evaluate"
     # of `submit`: what it printed; of `cancel` and `retry`: the name of a folder in the work folder, and no path
     evaluation_id: str = Field(default="", pattern=r"^([A-Za-z0-9_-][A-Za-z0-9_.-]{0,250})?$")
+    spec: SuiteSpec | None = None  # of `submit`: the suite, if neither a name nor a file means it
     record: EvaluationRecord | None = None  # of `rescore`
     nodes: tuple[str, ...] = ()  # of `release`
     seconds: float = 0.0  # length of their cordon; 0: end it
