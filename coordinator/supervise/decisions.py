@@ -16,6 +16,11 @@ from coordinator.base.signals import SIGNALLED
 from coordinator.diagnosis.verdict import Diagnosis
 
 KILLED = (SIGNALLED + 9, SIGNALLED + 15)  # SIGKILL, SIGTERM
+KILLS = (
+    "Cancelled",
+    "OOMKilled",
+    "DataloaderKilled",
+)  # reasons that are kills themselves, by a person or for memory
 INFRASTRUCTURE = ("node", "gpu", "network")  # owners of failures after which nodes are checked
 MOST_PAUSE = 600.0  # seconds between two attempts, at most
 WINDOW = 200  # losses with which a new one is compared ...
@@ -42,13 +47,9 @@ class End:
 
     @property
     def killed_from_outside(self) -> bool:
-        """Whether a signal ended it that a log alone explains: an error in the log was survived until then."""
-        return (
-            self.code in KILLED
-            and not self.hung
-            and self.cause.owner == "user"
-            and self.cause.line_number is not None
-        )
+        """Whether a signal ended it, and a log has no more than an error that was survived until then."""
+        survived = self.cause.owner == "user" and self.cause.reason not in KILLS
+        return self.code in KILLED and not self.hung and survived and self.cause.line_number is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from support.simulated.world import World
 from support.trainings import leave
 
 from coordinator.base.words import seconds
+from coordinator.report.columns import sample_lines
 from coordinator.report.render import size
 from coordinator.report.scores import first_of_each, groups_of, scores_of, top_scores
 from coordinator.runtime.journal import line_of
@@ -20,6 +21,7 @@ from coordinator.runtime.summary import (
     read_evaluation,
     write_summary,
 )
+from evaljobs.contract.columns import columns_of, packed
 from evaljobs.contract.paths import EvaluationPaths, slug
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
@@ -46,13 +48,17 @@ def _results(right):
 def _checkpoint(work, step, right):
     paths, results = leave(work, step, 0.5), _results(right)
     paths.results.write_text(json.dumps(results))
+    parts = {}
     for number, task in enumerate(TASKS[:2]):
         lines = (
             {"doc_id": i, "doc_hash": f"h{i}", "target": "one two", "resps": [[f"one {'two' if ok else HOSTILE} three"]],
              "arguments": {"gen_args_0": {"arg_0": f"{HOSTILE} {i}?"}}, "metrics": ["acc"], "acc": float(ok), "filter": "none"}
             for i in range(50) for ok in [i < right if number == 0 else i < 25]
         )  # fmt: skip
-        (paths.samples / f"samples_{slug(task)}_000.jsonl").write_text("\n".join(map(json.dumps, lines)))
+        file = paths.samples / f"samples_{slug(task)}_000.jsonl"
+        file.write_text("\n".join(map(json.dumps, lines)))
+        parts[0, task] = columns_of(sample_lines(file))
+    paths.documents.write_bytes(packed(parts))
     paths.journal.write_text("x")
     known = read_evaluation(paths)
     scores = first_of_each(top_scores(scores_of(results), groups_of(results)))

@@ -96,8 +96,11 @@ def test_a_kill_from_outside_is_no_failure_of_the_program() -> None:
     for code in (137, 143):
         made = decide(End(code=code, cause=survived, progress=False), 1, unknown_before=True)
         assert (made.restart, made.why) == (True, f"killed from outside, ended by signal {code - 128}")
-        cancelled = End(code=code, cause=of_state("CANCELLED"), progress=True)
-        assert not decide(cancelled, 1, unknown_before=False).restart
+        by_log = of_text(
+            "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-28T10:00:00 ***", state="FAILED"
+        )
+        for cause in (of_state("CANCELLED"), by_log):
+            assert not decide(End(code=code, cause=cause, progress=True), 1, unknown_before=False).restart
     assert "exit code 255" in decide(End(code=255, cause=UNKNOWN, progress=True), 1, unknown_before=False).why
 
 
