@@ -76,7 +76,7 @@ class LmEvalCommand(TyperCommand):
         ctx.allow_extra_args = takes
         rest: list[str] = super().parse_args(ctx, words)
         if ctx.args and not ctx.resilient_parsing:
-            said = f"{ctx.info_name} takes one checkpoint, and {ctx.args[0]!r} is a word too much"
+            said = f"{ctx.info_name} takes one checkpoint, and {ctx.args[0]!r} is an unexpected argument"
             raise OperatorError(
                 f"{said}: say --suite {ctx.args[0]}, or run another `evalspan {ctx.info_name}` for it"
             )
