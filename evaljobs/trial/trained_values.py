@@ -51,13 +51,14 @@ def check(paths: EvaluationPaths, spec: TrialSpec, model: object, tokenizer: Any
     of the engine has it. OperatorError where the checkpoint's weights, tokenizer or settings are not training's,
     RetryError where only this node's weights are not.
     """
+    try:
+        text = paths.trained_values.read_bytes()
+    except FileNotFoundError:
+        return ""
     import torch  # noqa: PLC0415
 
     try:
-        text = paths.trained_values.read_bytes()
         parts = list(read(text))
-    except FileNotFoundError:
-        return ""
     except (*MALFORMED, RuntimeError) as error:
         return f"{UNREAD}: {one_line(error)}"
     staged = stored(spec.model_path)

@@ -5,6 +5,8 @@ import copy
 import itertools
 import json
 import random
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -436,3 +438,17 @@ def test_a_tokenizer_that_the_users_arguments_choose_is_a_warning(tmp_path, tiny
     assert said.startswith("token 0 of the text 'The capital of France is' is 0, where training had ")
     assert said.endswith(" (add_bos_token in model_args)")
     assert hook.fingerprint_logits(state, tokenizer) is state
+
+
+def test_a_trial_of_an_engine_without_torch_loads_none(tmp_path):
+    """Where training left no values, the comparison costs no import: an engine may need no torch."""
+    program = (
+        "import sys\n"
+        "from evaljobs.contract.paths import EvaluationPaths\n"
+        "from evaljobs.trial import trial, trained_values\n"
+        "print(repr(trained_values.check(EvaluationPaths(sys.argv[1]), None, None)), 'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["''", "False"]
