@@ -138,7 +138,7 @@ def step(state: State, site: Site, events: Iterable[ev.AnyEvent]) -> Step:
             taken.append(event)
             follow(found)
     if taken:
-        follow(_due(state, site, taken[-1].at))
+        follow(due(state, site, taken[-1].at, work=any(_changes_work(state, event) for event in taken)))
     return Step(events=tuple(taken), actions=tuple(actions), illegal=tuple(illegal))
 
 
@@ -150,23 +150,41 @@ def apply(state: State, event: ev.AnyEvent) -> Due:
     return handler(state, event)
 
 
-def _due(state: State, site: Site, now: float) -> Due:
-    """All that the state calls for and that was not asked for yet. Each event is applied before the next is made."""
+def _changes_work(state: State, event: ev.AnyEvent) -> bool:
+    """Can a build, a plan, a node or a trial be due after this event? Most events are answers and metric jobs, and change
+    none of them while more shards are to do than trials live.
+    """
+    if isinstance(event, ev.OutcomeSeen):
+        return not isinstance(event.outcome, out.Executed | out.Scored)
+    if (
+        isinstance(event, ev.ShardsDumped | ev.JobSubmitted | ev.JobStarted)
+        and not state.nodes.limited.failures
+    ):
+        return state.shards.todo <= len(state.trials.live)
+    return True
+
+
+def due(state: State, site: Site, now: float, *, work: bool = True) -> Due:
+    """All that the state calls for and that was not asked for yet. Each event is applied before the next is made. Without
+    `work`, only metric jobs, their workers and the end.
+    """
     yield from ending.close_due(state, now)
     yield from ending.ending_due(state, now)
     if state.ending.phase == Phase.ENDED:
         return
     yield from builds.conversion_due(state, site, now)
-    if not state.can_work or state.all_terminal:
+    if not state.can_work:  # nor once every entry is terminal: its work is done then
         return
-    yield from builds.cuts_due(state, now)
-    yield from builds.builds_due(state, site, now)
-    yield from nodes.nodes_due(state, site, now)
-    yield from shards.shards_due(state, now)
-    yield from shards.deal_due(state, now)
-    yield from trials.trials_due(state, site, now)
+    if work:
+        yield from builds.cuts_due(state, now)
+        yield from builds.builds_due(state, site, now)
+        yield from nodes.nodes_due(state, site, now)
+        yield from shards.shards_due(state, now)
+        yield from shards.deal_due(state, now)
+        yield from trials.trials_due(state, site, now)
     yield from scoring.scoring_due(state, site, now)
-    yield from nodes.release_due(state, now)
+    if work:
+        yield from nodes.release_due(state, now)
 
 
 def _intended(state: State, event: ev.JobIntended) -> Due:
