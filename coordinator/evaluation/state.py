@@ -1,7 +1,7 @@
 """State of one evaluation: what the subjects change in place and everything else only reads.
 
 Rule: one part for each subject; only the subject's own module writes it, others call that module's public functions.
-No event looks at all that was ever run. What a rule asks about nodes, trials and entries is counted anew, once a look.
+No event looks at all that was ever run. What a rule asks about nodes and entries is counted anew, once a look.
 A replay of the journal rebuilds the state exactly. Called from: the subjects, and every reader (allocation, runtime, report, cli).
 """
 

@@ -18,7 +18,8 @@ node is in back-off, an entry has failed). A handler may return the same where a
 such events at once, so that each rule sees what those before it decided. The two tables below name the handler of every
 event and every outcome file. An action follows from what is known, not from the order in which it was learnt; a rule that
 is asked twice has nothing the second time; and a restart needs no path of its own. The rules are asked once a look, and
-count what they need of nodes, living trials and entries; no event looks at all jobs, trials or shards that were ever there.
+count what they need of nodes, idle trials and entries; those of builds, nodes and trials only after events that can change
+what they find (`_changes_work`). No event looks at all jobs, trials or shards that were ever there.
 
 The phases of an evaluation (`state.Phase`):
 
