@@ -70,7 +70,6 @@ class JobState:
     reason: str = ""
     submitted_at: float | None = None  # unix seconds
     started_at: float | None = None
-    ends_at: float | None = None  # unix seconds at which its time limit ends it; of one that runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

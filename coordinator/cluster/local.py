@@ -317,15 +317,14 @@ class LocalCluster:
             member.shown = replace(member.shown, reason=f"cannot start yet: {error}")
             log.warning("job %s (%s) %s", member.shown.job_id, job.name, member.shown.reason)
             return
-        member.slots, member.since, now = tuple(slots), time.monotonic(), time.time()
+        member.slots, member.since = tuple(slots), time.monotonic()
         member.shown = replace(
             member.shown,
             phase="running",
             state="RUNNING",
             reason="",
             node=NODE,
-            started_at=now,
-            ends_at=now + job.time_limit_seconds,
+            started_at=time.time(),
         )
 
     def _environment(self, job: Job, member: _Member, slots: Sequence[int]) -> dict[str, str]:
@@ -352,7 +351,7 @@ class LocalCluster:
         if code:
             number = code - SIGNALLED if code > SIGNALLED else -code
             reason = f"signal {number}" if number > 0 else f"exit code {code}"
-        member.shown = replace(member.shown, phase="ended", state=state, reason=reason, ends_at=None)
+        member.shown = replace(member.shown, phase="ended", state=state, reason=reason)
         member.guardian, member.ended = None, time.monotonic()
         self._live.remove(member)
 

@@ -37,7 +37,6 @@ def jobs(pyslurm: Any, token: str) -> Iterable[JobState]:
                 reason=job.state_reason or "",
                 submitted_at=job.submit_time,
                 started_at=job.start_time if job.allocated_nodes else None,
-                ends_at=job.end_time,
             )
 
 

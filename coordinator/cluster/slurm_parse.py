@@ -22,8 +22,8 @@ FIELD_END, RECORD_END = (
     "\x1f",
     "\x1e",
 )  # a name or comment of the user's other jobs may hold any printable text
-# array's id (or the job's), member, state, submitted, started, end by its limit, node, reason, comment, name
-QUEUE_FIELDS = ("%F", "%K", "%T", "%V", "%S", "%e", "%N", "%r", "%k", "%j")
+# array's id (or the job's), member, state, submitted, started, node, reason, comment, name
+QUEUE_FIELDS = ("%F", "%K", "%T", "%V", "%S", "%N", "%r", "%k", "%j")
 QUEUE_FORMAT = FIELD_END.join(QUEUE_FIELDS) + RECORD_END
 NODE_FIELDS = (
     "NodeList",
@@ -101,7 +101,7 @@ def parse_queue(text: str, token: str | None) -> list[JobState]:
     """
     jobs = []
     for fields in _records(text, len(QUEUE_FIELDS), "squeue"):
-        array, index, state, submitted, started, ends, node, reason, comment, name = fields
+        array, index, state, submitted, started, node, reason, comment, name = fields
         if token is not None and not is_ours(comment, token):
             continue
         if not array.isdigit():
@@ -117,21 +117,18 @@ def parse_queue(text: str, token: str | None) -> list[JobState]:
                 submitted_at=_seconds(submitted),
                 # before it has a node: Slurm's own guess
                 started_at=_seconds(started) if node or token is None else None,
-                ends_at=_seconds(ends),
             )
         )
     return jobs
 
 
-def job_state(*, state: str, node: str, reason: str, ends_at: float | None, **rest: Any) -> JobState:
+def job_state(*, state: str, node: str, reason: str, **rest: Any) -> JobState:
     """The record of one member, from Slurm's own words. `rest`: further fields of JobState."""
-    phase = PHASES.get(state, "unknown")
     return JobState(
-        phase=phase,
+        phase=PHASES.get(state, "unknown"),
         state="OUT_OF_MEMORY" if (state, reason) == ("COMPLETING", "OutOfMemory") else state,
         node=node or None,
         reason="" if reason == "None" else reason,
-        ends_at=ends_at if phase == "running" else None,
         **rest,
     )
 

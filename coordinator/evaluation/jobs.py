@@ -57,7 +57,7 @@ def _begin_trials(state: State, info: JobInfo) -> None:
     hosted = info.job.purpose == "host"
     for number, (name, lane) in enumerate(zip(info.trials, info.lanes, strict=True)):
         trial = Trial(name=name, job=info.job.name, member=0 if hosted else number, lane=lane)
-        state.trials.by_name[name] = state.trials.live[name] = trial
+        state.trials.by_name[name] = state.trials.live[name] = state.trials.idle[name] = trial
         state.trials.on_lane[lane] = state.trials.on_lane.get(lane, 0) + 1
         state.nodes.by_name[LaneId.parse(lane).node].trials[name] = trial
 
@@ -65,9 +65,18 @@ def _begin_trials(state: State, info: JobInfo) -> None:
 def end_trial(state: State, name: str) -> Trial | None:
     """A trial is over: its lane is free. None where it was over already."""
     trial = state.trials.live.pop(name, None)
+    state.trials.idle.pop(name, None)
     if trial is not None:
         del state.nodes.by_name[LaneId.parse(trial.lane).node].trials[name]
     return trial
+
+
+def cancel_trial(state: State, name: str) -> None:
+    """The coordinator ends a trial; it keeps its lane until its end is seen."""
+    trial = state.trials.by_name[name]
+    trial.cancelled = True
+    if name in state.trials.live:
+        state.trials.idle[name] = trial
 
 
 def trials_of(info: JobInfo, member: int) -> tuple[str, ...]:
@@ -88,13 +97,20 @@ def submitted(state: State, event: JobSubmitted) -> list[Action]:
 
 
 def started(state: State, event: JobStarted) -> list[Action]:
-    info = known(state, event.job)
-    if info.members.get(event.index) == "pending":
-        info.members[event.index] = "running"
-        info.changed_at = event.at
-        for trial in trials_of(info, event.index):
-            state.trials.by_name[trial].running = True
+    member_runs(state, known(state, event.job), event.index, event.at)
     return []
+
+
+def member_runs(state: State, info: JobInfo, member: int, now: float) -> None:
+    """The cluster has started a member of a job."""
+    if info.members.get(member) == "pending":
+        info.members[member] = "running"
+        info.changed_at = now
+        for name in trials_of(info, member):
+            trial = state.trials.by_name[name]
+            trial.running = True
+            if not trial.cancelled:
+                state.trials.idle.pop(name, None)
 
 
 def hold(state: State, info: JobInfo, why: str, now: float) -> None:
@@ -124,7 +140,7 @@ def end(state: State, jobs: Iterable[JobInfo], now: float) -> list[Action]:
         info.released_at = now if info.released_at is None else info.released_at
         actions += _again(state, [info.job.name])  # the submission is answered by "nothing needs it"
         for trial in info.trials:
-            state.trials.by_name[trial].cancelled = True
+            cancel_trial(state, trial)
         if not info.job_id:
             continue
         left = [member for member in info.members if not accounted(state, info, member)]

@@ -107,17 +107,22 @@ def _metrics(state: State, now: float) -> Due:
                 documents=tuple(sorted(documents)),
                 seconds=leaf.planned.metric_seconds * len(documents) / max(1, leaf.planned.documents),
             )
-    answered = {name for name, leaf in state.shards.leaves.items() if not leaf.todo and leaf.answered}
-    theirs = {index for name in answered for index in state.shards.leaves[name].entries}
-    for entry in (state.entries[index] for index in sorted(theirs)):
-        planned = entry.status == "built" and len(entry.leaves) == len(entry.sets)
-        if planned and answered.issuperset(entry.leaves.values()):
-            leaves = [state.shards.leaves[name].planned for name in entry.leaves.values()]
+    leaves = state.shards.leaves
+    answered = {  # that lack neither a response nor a verdict
+        name
+        for name, leaf in leaves.items()
+        if not leaf.todo and not leaf.complete and leaf.executed >= leaf.executes
+    }
+    theirs = {index for name in answered for index in leaves[name].entries}
+    built = (state.entries[index] for index in sorted(theirs) if state.entries[index].status == "built")
+    for entry in built:
+        if len(entry.leaves) == len(entry.sets) and answered.issuperset(entry.leaves.values()):
+            its = [leaves[name].planned for name in entry.leaves.values()]
             yield MetricEnqueued(
                 at=now,
                 name=f"score-{entry.index}-{entry.score_jobs}",
                 entry=entry.index,
-                seconds=sum(leaf.metric_seconds for leaf in leaves if not leaf.executes),
+                seconds=sum(leaf.metric_seconds for leaf in its if not leaf.executes),
             )
 
 

@@ -23,7 +23,6 @@ from coordinator.evaluation.actions import (
 from coordinator.evaluation.events import (
     Closed,
     EntryFailed,
-    JobStarted,
     PlanAsked,
     Planned,
     PlannedLeaf,
@@ -236,7 +235,7 @@ def dumped(state: State, event: ShardsDumped) -> list[Action]:
         trial = state.trials.by_name.get(frame.file.removesuffix(".frames"))
         if trial is not None:
             state.nodes.by_name[LaneId.parse(trial.lane).node].deaths = 0
-            jobs.started(state, JobStarted(at=event.at, job=trial.job, index=trial.member))
+            jobs.member_runs(state, state.jobs.by_name[trial.job], trial.member, event.at)
     state.trials.deaths = 0
     state.nodes.all_backed_off = state.nodes.all_backed_off.anew
     return []

@@ -1,7 +1,7 @@
 """State of one evaluation: what the subjects change in place and everything else only reads.
 
 Rule: one part for each subject; only the subject's own module writes it, others call that module's public functions.
-No event looks at all that was ever run. What a rule asks about nodes, trials and entries is counted anew, once a look.
+No event looks at all that was ever run. What a rule asks about nodes and entries is counted anew, once a look.
 A replay of the journal rebuilds the state exactly. Called from: the subjects, and every reader (allocation, runtime, report, cli).
 """
 
@@ -63,7 +63,7 @@ class Tries:
     @property
     def anew(self) -> Tries:
         """Without failures."""
-        return replace(self, failures=0, due_at=0.0)
+        return replace(self, failures=0, due_at=0.0) if self.failures else self
 
 
 class Phase(IntEnum):
@@ -121,11 +121,6 @@ class LeafState:
     def name(self) -> str:
         """Its name in `Shards.leaves` and in the names of its shards."""
         return self.planned.name
-
-    @property
-    def answered(self) -> bool:
-        """Does it lack neither a response nor a verdict?"""
-        return not (self.todo or self.complete or self.executes > self.executed)
 
 
 UNREAD = Tries(limit=3)  # runs of a shard that left no record that can be read
@@ -299,6 +294,7 @@ class Trials:
 
     by_name: dict[str, Trial] = field(default_factory=dict)
     live: dict[str, Trial] = field(default_factory=dict)
+    idle: dict[str, Trial] = field(default_factory=dict)  # living ones that have not started or are cancelled
     on_lane: dict[str, int] = field(default_factory=dict)  # lane -> trials that it has had
     stragglers: dict[str, float] = field(default_factory=dict)  # trial -> times as long as the others
     deaths: int = 0  # of trials without a shard, in a row, without one done in between
@@ -490,7 +486,7 @@ class State:
     @property
     def able_trials(self) -> int:
         """Living trials that the coordinator has not cancelled."""
-        return len([trial for trial in self.trials.live.values() if not trial.cancelled])
+        return len(self.trials.live) - sum(trial.cancelled for trial in self.trials.idle.values())
 
     @property
     def cpu_slots(self) -> int:

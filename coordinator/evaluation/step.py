@@ -18,7 +18,8 @@ node is in back-off, an entry has failed). A handler may return the same where a
 such events at once, so that each rule sees what those before it decided. The two tables below name the handler of every
 event and every outcome file. An action follows from what is known, not from the order in which it was learnt; a rule that
 is asked twice has nothing the second time; and a restart needs no path of its own. The rules are asked once a look, and
-count what they need of nodes, living trials and entries; no event looks at all jobs, trials or shards that were ever there.
+count what they need of nodes, idle trials and entries; those of builds, nodes and trials only after events that can change
+what they find (`_changes_work`). No event looks at all jobs, trials or shards that were ever there.
 
 The phases of an evaluation (`state.Phase`):
 
@@ -138,7 +139,7 @@ def step(state: State, site: Site, events: Iterable[ev.AnyEvent]) -> Step:
             taken.append(event)
             follow(found)
     if taken:
-        follow(_due(state, site, taken[-1].at))
+        follow(due(state, site, taken[-1].at, work=any(_changes_work(state, event) for event in taken)))
     return Step(events=tuple(taken), actions=tuple(actions), illegal=tuple(illegal))
 
 
@@ -150,23 +151,41 @@ def apply(state: State, event: ev.AnyEvent) -> Due:
     return handler(state, event)
 
 
-def _due(state: State, site: Site, now: float) -> Due:
-    """All that the state calls for and that was not asked for yet. Each event is applied before the next is made."""
+def _changes_work(state: State, event: ev.AnyEvent) -> bool:
+    """Can a build, a plan, a node or a trial be due after this event? Most events are answers and metric jobs, and change
+    none of them while more shards are to do than trials live.
+    """
+    if isinstance(event, ev.OutcomeSeen):
+        return not isinstance(event.outcome, out.Executed | out.Scored)
+    if (
+        isinstance(event, ev.ShardsDumped | ev.JobSubmitted | ev.JobStarted)
+        and not state.nodes.limited.failures
+    ):
+        return state.shards.todo <= len(state.trials.live)
+    return True
+
+
+def due(state: State, site: Site, now: float, *, work: bool = True) -> Due:
+    """All that the state calls for and that was not asked for yet. Each event is applied before the next is made. Without
+    `work`, only metric jobs, their workers and the end.
+    """
     yield from ending.close_due(state, now)
     yield from ending.ending_due(state, now)
     if state.ending.phase == Phase.ENDED:
         return
     yield from builds.conversion_due(state, site, now)
-    if not state.can_work or state.all_terminal:
+    if not state.can_work:  # nor once every entry is terminal: its work is done then
         return
-    yield from builds.cuts_due(state, now)
-    yield from builds.builds_due(state, site, now)
-    yield from nodes.nodes_due(state, site, now)
-    yield from shards.shards_due(state, now)
-    yield from shards.deal_due(state, now)
-    yield from trials.trials_due(state, site, now)
+    if work:
+        yield from builds.cuts_due(state, now)
+        yield from builds.builds_due(state, site, now)
+        yield from nodes.nodes_due(state, site, now)
+        yield from shards.shards_due(state, now)
+        yield from shards.deal_due(state, now)
+        yield from trials.trials_due(state, site, now)
     yield from scoring.scoring_due(state, site, now)
-    yield from nodes.release_due(state, now)
+    if work:
+        yield from nodes.release_due(state, now)
 
 
 def _intended(state: State, event: ev.JobIntended) -> Due:

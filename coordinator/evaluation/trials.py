@@ -86,7 +86,7 @@ def hung(state: State, event: TrialHung) -> Due:
     why = f"{event.trial} made no progress for {event.seconds:.0f} s"
     found: list[Any] = []
     if not trial.cancelled:
-        trial.cancelled = True  # it counts now, and not at its end
+        jobs.cancel_trial(state, trial.name)  # it counts now, and not at its end
         found += job_ends.died_with(state, info.job.node, event.shard, why, event.at)
     state.warnings.append(f"{why} and was ended")
     return [*found, _cancel(state, trial)] if info.job_id else found
@@ -108,26 +108,24 @@ def trials_due(state: State, site: Site, now: float) -> Due:
     Without stealing, a trial for each free lane whose own shards are to do. Where slots are no GPUs, trials load while few
     documents are built.
     """
-    known = state.nodes.by_name.values()
-    free = [n for n in known if n.status == "ready" and n.lanes > len(n.trials) and n.rung != "host"]
     probing = state.batch_size == "auto"
     wanted = 1 if probing else state.shards.todo
     if not state.shards.leaves and not probing:
         if not (state.record.options.early_trials and builds.end_soon(state)):
             return
         wanted = state.lanes_in_use  # they load meanwhile, and wait for the queue
-    if wanted >= len(state.trials.live) and not free:
-        return
-    need = wanted - state.able_trials
-    own = None
-    if not probing and not state.record.options.plan.steals:
-        own = state.lanes_to_do() if len(state.trials.live) < state.lanes_in_use else set()
-        need = len(own)
-    if need < 0 and (pending := _cancellable(state)):
+    need, steals = wanted - state.able_trials, probing or state.record.options.plan.steals
+    if steals and need < 0 and (pending := _cancellable(state)):
         # trials that wait for no shard hold nothing yet: the newest of them go first
         yield TrialsCancelled(at=now, trials=tuple(reversed(pending[need:])))
-    if need <= 0:
+    if steals and need <= 0:
         return
+    known = state.nodes.by_name.values()
+    free = [n for n in known if n.status == "ready" and n.lanes > len(n.trials) and n.rung != "host"]
+    own = None
+    if free and not steals:
+        own = state.lanes_to_do() if len(state.trials.live) < state.lanes_in_use else set()
+        need = len(own)
     shunned = _shunned(state)
     # nodes where trials have died lately come last
     for node in sorted(free, key=lambda n: n.deaths):
@@ -143,8 +141,7 @@ def trials_due(state: State, site: Site, now: float) -> Due:
 
 def _cancellable(state: State) -> list[str]:
     """Living trials that the cluster has and has not started, and that nothing has cancelled, the oldest first."""
-    waiting = [trial for trial in state.trials.live.values() if not (trial.running or trial.cancelled)]
-    its = ((trial.name, state.jobs.by_name[trial.job]) for trial in waiting)
+    its = ((t.name, state.jobs.by_name[t.job]) for t in state.trials.idle.values() if not t.cancelled)
     return [name for name, info in its if info.phase == "submitted" and info.job.purpose == "trial"]
 
 
@@ -159,15 +156,14 @@ def _free_lanes(node: NodeUse, shunned: set[str], own: set[str] | None) -> list[
 
 def _shunned(state: State) -> set[str]:
     """Lanes of stragglers, for as long as another trial runs: the next trial there might get the same slow GPU."""
-    runs = any(trial.running and not trial.cancelled for trial in state.trials.live.values())
-    if not state.trials.stragglers or not runs:
+    if not state.trials.stragglers or len(state.trials.live) == len(state.trials.idle):
         return set()
     return {state.trials.by_name[name].lane for name in state.trials.stragglers}
 
 
 def cancelled(state: State, event: TrialsCancelled) -> list[Action]:
     for name in event.trials:
-        state.trials.by_name[name].cancelled = True
+        jobs.cancel_trial(state, name)
     return [_cancel(state, state.trials.by_name[name]) for name in event.trials]
 
 

@@ -131,37 +131,32 @@ class Evaluations:
 
     def accept(self, record: EvaluationRecord) -> Running:
         """Begin an evaluation, or resume it where an earlier coordinator left it."""
-        known = self.running.get(record.evaluation_id)
-        if known is not None:
-            return self._at_place(known, record)
-        root = self.performer.site.paths.evaluation(record.evaluation_id).root
-        running = None
-        if (root / "journal.jsonl").exists():
-            running = Running.resume(root, self.performer, self.grace)
+        running = self.running.get(record.evaluation_id)
         if running is None:
-            running = Running.accept(record, self.performer, self.grace)
-        self.running[record.evaluation_id] = running
-        running.write_summary()  # one that was given up is so no more
-        return self._at_place(running, record)
-
-    def _at_place(self, running: Running, record: EvaluationRecord) -> Running:
-        """`record`: as it was asked for now, perhaps with a copy of the checkpoint."""
+            paths = self.performer.site.paths.evaluation(record.evaluation_id)
+            if paths.journal.exists():
+                running = Running.resume(paths.root, self.performer, self.grace)
+            running = running or Running.accept(record, self.performer, self.grace)
+            self.running[record.evaluation_id] = running
+            running.write_summary()  # one that was given up is so no more
+        # `record` is as it was asked for now, perhaps with a copy of the checkpoint
         places.keep(running.paths, running.state.record.checkpoint.announced, record.checkpoint.announced)
         return running
 
-    def accept_or_wait(self, record: EvaluationRecord) -> None:
-        """`accept`; where an evaluation that has begun cannot be resumed now, it is parked."""
+    def accept_or_wait(self, record: EvaluationRecord) -> Running | None:
+        """`accept`; where an evaluation that has begun cannot be resumed now, it is parked: None."""
         paths = self.performer.site.paths.evaluation(record.evaluation_id)
         parked = self.parked.get(record.evaluation_id)
         if parked is not None and parked.until is not None:
-            return
+            return None
         self._unpark(record.evaluation_id)  # where it was given up, a person asks for it again
         try:
-            self.accept(record)
+            return self.accept(record)
         except Exception as error:
             if not Journal.begun(paths.journal):
                 raise
             self._park(paths.root, error)
+            return None
 
     def resume_all(self) -> None:
         """Resume every evaluation of the work folder that has not ended; the journals of ended ones are not read."""

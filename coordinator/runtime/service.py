@@ -173,21 +173,21 @@ class Service:
 
     def _accept(self, record: EvaluationRecord, each: PendingCheckpoint) -> None:
         """Accept a good checkpoint; it stays pending where storage or the site is away."""
+        paths, evaluations = self.paths.evaluation(record.evaluation_id), self.coordinator.evaluations
         try:
             rules = self._rules()  # first: while the site is away, this is as far as each look comes
-            begun = Journal.begun(self.paths.evaluation(record.evaluation_id).journal)
+            begun = Journal.begun(paths.journal)
             if not begun and (why := gpu_need(record).refusal(self.coordinator.offers.nodes or rules.listed)):
                 self._refuse(each, why, clock.now())
                 return
             if not begun and (said := changed_since(record, self.coordinator.performer.site)):
                 log.info("%s", said)
-            gather_values(each.files, self.paths.evaluation(record.evaluation_id))
-            self.coordinator.evaluations.accept_or_wait(wiring.at_site(record, rules, self.config))
-            running = self.coordinator.evaluations.running.get(record.evaluation_id)
+            gather_values(each.files, paths)
+            running = evaluations.accept_or_wait(wiring.at_site(record, rules, self.config))
             if running is not None and running.state.ended_at is not None:
                 log.info("%s: %s", record.evaluation_id, nothing_run(running.state))
             if running is not None and record.priority > running.state.record.priority:  # never lowered
-                self.coordinator.evaluations.prioritize(record.evaluation_id, record.priority)
+                evaluations.prioritize(record.evaluation_id, record.priority)
         except (OSError, ClusterError, EvalspanError) as error:
             each.wait(str(error))
             return

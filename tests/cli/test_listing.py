@@ -88,7 +88,7 @@ def test_on_slurm_the_daemon_is_started_as_a_job_and_its_last_log_is_named(tmp_p
 def test_the_daemons_queued_job_is_named_and_notices_wait_for_it(tmp_path, monkeypatch):
     """By `status` and `watch`, which asks Slurm while no process has the folder."""
     said = tmp_path / "said"
-    fields = ("125", "N/A", "PENDING", "N/A", "N/A", "N/A", "", "Priority", "", "evalspan-daemon")
+    fields = ("125", "N/A", "PENDING", "N/A", "N/A", "", "Priority", "", "evalspan-daemon")
     said.write_text(QUEUE_FORMAT + "".join(("\n", FIELD_END.join(fields), RECORD_END)))
     squeue = tmp_path / "squeue"
     squeue.write_text(f'#!/bin/sh\ncat "{said}"\n')

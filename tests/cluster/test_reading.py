@@ -174,7 +174,7 @@ def of_partitions(words):
 
 def phase(words):
     state, _, reason = words.partition(" ")
-    job = text.job_state(state=state, node="n1", reason=reason, ends_at=None, job_id="1", name="a", index=0)
+    job = text.job_state(state=state, node="n1", reason=reason, job_id="1", name="a", index=0)
     return [job.phase, job.state]
 
 

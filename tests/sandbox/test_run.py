@@ -159,6 +159,14 @@ def test_a_program_ends_with_its_time(level):
     assert processes_after(hanging) == processes_after(RIGHT)
 
 
+def test_a_program_finds_no_file_of_the_one_before_it(level):
+    """Where a program may write at all, its folder is empty at the start of the next one of its lane."""
+    writes = Program(id="writes", code="open('/tmp/left', 'w').close()", test="pass")
+    finds = Program(id="finds", code="import os", test="assert not os.path.exists('/tmp/left')")
+    verdicts = [v.verdict for v in run_programs([writes, finds], workers=1, level=Level(level))]
+    assert verdicts == ["pass" if level == "namespaces" else "fail", "pass"]
+
+
 def test_a_killed_run_leaves_no_process(level):
     """SIGKILL of the command ends its lanes, and a program that would run for an hour."""
     endless = json.dumps({"code": "while True: pass", "test": "pass", "timeout_seconds": 3600})

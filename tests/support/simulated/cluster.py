@@ -356,7 +356,6 @@ class Cluster:
                 index=index,
                 phase=member.phase,
                 state=member.word or member.phase.upper(),
-                ends_at=self.ends_at(job, member),
                 node=self.launched.get(job.job.name),
                 reason=self.reason_of(job) if member.phase == "pending" else "",
             )

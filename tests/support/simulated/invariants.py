@@ -30,6 +30,8 @@ def _validate_jobs(state):
     assert jobs.live == {n: j for n, j in jobs.by_name.items() if j.live}, "live jobs"
     there = {name: trial for node in state.nodes.by_name.values() for name, trial in node.trials.items()}
     assert there == state.trials.live, "living trials by node"
+    idle = {n: t for n, t in there.items() if t.cancelled or not t.running}
+    assert idle == state.trials.idle, "trials that have not started or are cancelled"
     assert all(jobs.by_name[n].phase == "intended" for n in jobs.held), f"held jobs {sorted(jobs.held)}"
     for name, trial in state.trials.live.items():
         info = jobs.by_name[trial.job]

@@ -13,6 +13,7 @@ from coordinator.evaluation import events as ev
 from coordinator.evaluation import scoring, shards
 from coordinator.evaluation import step as machine
 from coordinator.evaluation.job_specs import metric_spec, specs_of
+from coordinator.evaluation.state import Phase
 from coordinator.runtime import detect
 from evaljobs.contract.names import ShardId
 from support.simulated.cluster import Cluster
@@ -46,6 +47,9 @@ class World(Cluster):
     def take(self, events):
         step = machine.step(self.state, self.site, events)
         assert not step.illegal, step.illegal
+        going = step.events and self.state.ending.phase == Phase.RUNNING
+        left = going and next(iter(machine.due(self.state, self.site, step.events[-1].at)), None)
+        assert not left, f"{left} is due, and was not asked for after {step.events}"
         told = max((n for n, e in enumerate(step.events, 1) if any(e is one for one in events)), default=0)
         torn = told < len(step.events) and self.dice.random() < self.faults.torn
         written = step.events[: self.dice.randint(told, len(step.events) - 1) if torn else None]
