@@ -54,6 +54,8 @@ class Diagnose(Printed):
         paths = [Path(name) for name in self.what]
         if all(path.is_file() for path in paths):
             found = diagnose(read_logs(paths), state=self.state, exit_code=self.exit_code)
+            if not found.is_log:
+                raise OperatorError(f"{', '.join(self.what)}: {found.diagnosis.advice}")
             if self.ask and found.diagnosis.reason is None and (made := self._ask(paths)):
                 return self._show_answer(made, work.rules)
         elif len(self.what) == 1 and JOB_ID.fullmatch(self.what[0]):

@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from coordinator.diagnosis.quoted import NEAR, is_quoted, says_nothing
+from coordinator.diagnosis.quoted import NEAR, before_dump, is_quoted, says_nothing
 from coordinator.diagnosis.reader import CHUNK, MOST_SHOWN, Line, Reader, blocks, last_time, plain
-from coordinator.diagnosis.rules import RAISED, UNKNOWN, Rule, find, table
+from coordinator.diagnosis.rules import RAISED, UNKNOWN, Rule, data_rule, find, table
 
 MOST_TEMPLATES = 200_000
 MOST_EXAMINED = 6_000  # lines that are compared with all rules; of the rest only the last LAST_EXAMINED
@@ -32,8 +32,8 @@ _TELLS = tuple(
     b" panic lost stale handling cause dumped ecc illegal symbol glibc gateway exceeded override route alloc interrupt lockup full"
     b" transport terminate exited mismatch completion syntax module network edquot found such watchdog link exhausted enospc inactive"
     b" uncorrect remap hang respon dead stall evict unplug resolve disconnect certificate incomplete unavail expired cast cached corrupt"
-    b" eof magic compiled unknown missing deleted aborted runlimit prematurely resource died written"
-    b" restart attempt requeue complete finished succe done exitcode".split()
+    b" eof magic compiled unknown missing deleted aborted runlimit prematurely resource died written notready"
+    b" restart attempt requeue complete finished succe done exitcode train_runtime *****".split()
 )
 _PROGRESS = (b"step", b"iter", b"epoch", b"loss", b"it/s", b"s/it", b"tokens/s", b"samples/s", b"%|")
 
@@ -50,17 +50,24 @@ def _any_of(words: Iterable[bytes]) -> bytes:
 
 _tells, _words = re.compile(_any_of(_TELLS)).search, re.compile(_any_of(_TELLS + _PROGRESS)).search
 _progress = re.compile(_any_of(_PROGRESS)).search
+_COUNTED = re.compile(
+    r"(?i)(?:step|iter|epoch|loss|acc)\w*['\"]?[\s:=]{1,3}\d|\d%\||\b(?:it|tokens|samples)/s"
+)
 # lines that warn, or say that the program goes on
 _SOFT = re.compile(
-    r"(?i)\bwarn(?:ing)?\b(?<!nccl warn)(?!.*preempted)|\w+warning:|\bretry(?:ing)?\b|\bignor(?:ed|ing)\b|\bskipp(?:ed|ing)\b"
-    r"|falling back|NCCL INFO \S+/Plugin|^W \S+:\d+\]|will (?:try|be)|thrown while requesting|failed call to cuinit|could not find cuda drivers"
+    r"(?i)\bwarn(?:ing)?\b(?<!nccl warn)(?! +\w+ +\d+[smhd]\b)|\w+warning:|\bretry(?:ing)?\b|\bignor(?:ed|ing)\b|\bskipp(?:ed|ing)\b"
+    r"|falling back|resuming|resolved after|NCCL INFO \S+/Plugin|NET/OFI .*initialization failed|^W \S+:\d+\]|will (?:try|be)|thrown while requesting"
+    r"|failed call to cuinit|could not find cuda drivers|^HTTP Request: |^wandb: |wandb-production|api\.wandb\.ai|^dropped chunk"
 )
+_FIRM = re.compile(
+    r"(?i)preempted|terminated|KeyboardInterrupt"
+)  # lines that say that it ends, as a warning, too
 _SUSPECT = re.compile(
     r"(?i)\b(?:\w*error|\w*exception|fatal|failed|failure|aborted?|killed|panic|segmentation fault|core dumped|SIG[A-Z]{3,5}|exitcode"
     r"|denied|refused|unreachable|unexpectedly|timed out|interrupted|not respond(?:ing)?|LOCKUP|stalled|scancel|died|Traceback)\b"
 )
 _BENIGN = re.compile(
-    r"(?i)\b(?:0|no) (?:error|failure)s?\b|error[_ ](?:rate|bar)|std(?:err|_error)|INFO:[\w.]*error:|errors?\W{1,3}0\b|max_error"
+    r"(?i)\b(?:0|no) (?:error|failure)s?\b|error[_ ](?:rate|bar)|std(?:err|_error)|INFO:[\w.]*error:|(?:errors?|exit ?code)\W{1,3}0\b|max_error|not a git repository"
 )
 _BEGINS = "Traceback (most recent call last)"
 _ENDS = re.compile(r"[A-Za-z_][\w.]*(?::(?: |$)|$)")  # the line of a traceback that names the exception
@@ -109,6 +116,12 @@ class _Traceback:
         """The file of the last frame."""
         found = (_FRAME.search(_text(line)) for line in reversed(self.lines))
         return next((frame[1] for frame in found if frame), "")
+
+    def reads_data(self) -> bool:
+        """Whether a data set was read, rather than a model."""
+        return "dataset" in self.frame() or any(
+            "torch/utils/data/_utils/" in _text(line) for line in self.lines
+        )
 
 
 def _text(line: bytes | str) -> str:
@@ -165,7 +178,8 @@ class Scan:
     @property
     def is_log(self) -> bool:
         """Does it tell of progress, of times or levels, of a success or a failure?"""
-        return bool(self.progress or self.hits or any(self.marks.values()) or self._reader.is_log)
+        told = any(map(_COUNTED.search, self.tail))
+        return bool(self.progress or told or self.hits or any(self.marks.values()) or self._reader.is_log)
 
     def _read_block(self, block: bytes, numbers: Sequence[int]) -> None:
         lower, at, index = block.lower(), 0, 0  # of the next line
@@ -227,8 +241,13 @@ class Scan:
 
     def _line(self, line: Line, number: int, key: bytes) -> None:
         """A line in its place: of a traceback, between two of them, or alone."""
-        source, text = line.source, line.text
+        source, text = line.source, before_dump(line.text)
+        line = line._replace(text=text)
         if _BEGINS in text:
+            if text.startswith(
+                "Original "
+            ):  # of another process or thread, behind the exception that carries it
+                self._before[source] = (self._before.get(source, (None, ""))[0], "Ori")
             text = text[text.index(_BEGINS) :]  # behind a logger's words
         opened = self._open.get(source)
         if opened is not None and not text.startswith(_BEGINS):
@@ -255,10 +274,13 @@ class Scan:
         raw = self._block[slice(*self._span)]
         self._frames = (raw[: raw.find(_BEGINS.encode())] + b"  ", source)
         self._ignoring.discard(source)
-        self._keep(key, line, number)
+        known = self._keep(key, line, number)
+        if known is not None and known.count == 1:
+            known.suspect = not self._open[source].ignored
 
     def _framed(self, opened: _Traceback, line: Line, number: int, key: bytes) -> None:
         """A line of an open traceback, or one that another process printed meanwhile."""
+        line = line._replace(text=line.text.removeprefix(" ") if line.text[:2] != "  " else line.text)
         source, text = line.source, line.text
         opened.lines.append(text)
         ends = bool(text) and text[0] not in " \t|+" and _ENDS.match(text) and not says_nothing(text)
@@ -273,10 +295,11 @@ class Scan:
         """
         before, link = self._before.pop(line.source, (None, ""))
         hit = None if opened.ignored else self._match(key, line, number, opened)
-        if hit is not None and before is not None and link:
+        if hit is not None and before is not None and before is not hit and link:
             its, former = hit.rule.precedence, before.rule.precedence
             raised = its in RAISED and former in RAISED
-            later = link == "Dur" and its <= former + 12 if raised else its < former
+            later = link == "Ori" or (link == "Dur" and its <= former + 12 if raised else its < former)
+            later = later and before.rule.reason != "Cancelled"
             drop = before if later and hit.rule is not UNKNOWN else hit
             drop.dropped = True
             hit = before if drop is hit else hit
@@ -300,6 +323,8 @@ class Scan:
             rule = UNKNOWN
         if rule is None:
             return None
+        if traceback is not None and rule.reason in ("ModelLoadingError", "") and traceback.reads_data():
+            rule = data_rule()
         if known is not None and known.hit is not None and known.hit.rule is rule:
             self._seen_again(known.hit, number)
             return known.hit
@@ -311,7 +336,7 @@ class Scan:
             line=_around(text, rule),
             number=number,
             last=number,
-            soft=traceback is None and (line.level == "WARNING" or _SOFT.search(text) is not None),
+            soft=traceback is None and self._is_soft(line),
             frame=traceback.frame() if traceback else "",
             source=line.source,
             time=line.time or last_time(self._surroundings()[0]),
@@ -324,6 +349,10 @@ class Scan:
         if known is not None:
             known.hit = hit
         return hit
+
+    def _is_soft(self, line: Line) -> bool:
+        warns = line.level == "WARNING" or _SOFT.search(line.text) is not None
+        return warns and not _FIRM.search(line.text)
 
     def _seen_again(self, hit: Hit, number: int) -> None:
         """A line of the same template: where the program went on after the one before, it counts from here."""

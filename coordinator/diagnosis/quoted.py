@@ -13,7 +13,7 @@ _TOLD = r"(?:error|err|fatal|exception|message|msg|reason|cause|state|status|exi
 _TEXT = r"(?:prompt|completion|continuation|generat(?:ed|ion)(?: text)?|question|answer|sample|example|prediction|hypothesis|reference|document)s?"
 # Lines that say nothing, whatever stands around them.
 _LINE = re.compile(
-    rf"""^\s*(?:
+    rf"""^(?!\W*train_runtime)\s*(?:
       (?:export\s|declare\s-\w+\s|setenv\s)?[A-Z_][A-Z0-9_]{{2,}}(?:=|:\s(?=\S+$))           # a variable of the environment
     | (?:(?:[A-Za-z]\w*)?(?:Config|Arg(?:ument)?s|Namespace|Settings|environ)|(?:[\w ]{{0,20}}\b(?i:config\w*|args|arguments|environ\w*|hparams|overrides|settings|flags|cmd|command(?:\ line)?)))\s?[:=(]
     | \{{\s?['"](?!{_TOLD}['"])\w+['"]:
@@ -29,6 +29,7 @@ _LINE = re.compile(
     )""",
     re.VERBOSE,
 )
+_DUMP = re.compile(rf"""(?<=.)\{{\s?['"](?!(?:{_TOLD})['"])\w+['"]: """)
 _SETTING = re.compile(
     rf"^\s*(?:- )?(?!{_TOLD}\b)([a-z_][a-z\d_./-]*)\s?[:=](?:\s+(?!error\b|fatal\b|\*)(?!.*: )\S.{{0,60}})?$"
 )
@@ -48,6 +49,12 @@ Read = Callable[[bytes], str]  # a line -> its message
 def says_nothing(text: str) -> bool:
     """Return whether a line is no message by itself."""
     return _LINE.match(text) is not None and _RAISED.match(text) is None
+
+
+def before_dump(text: str) -> str:
+    """What a line says in front of a configuration, or of other values with names, that it holds."""
+    found = _DUMP.search(text)
+    return text[: found.start()] if found else text
 
 
 def is_quoted(text: str, before: bytes, after: bytes, read: Read) -> bool:

@@ -47,7 +47,7 @@ _FIRST = re.compile(
 # ... and parts that stand only behind one: a host with its program, a logger, a process, a function and its line.
 _NEXT = re.compile(
     r"(?:[\w.-]+ (?:[\w./-]+\[\d+\]|kernel)(?=: )|(?P<logger>[A-Za-z_][\w.]*)(?= [-|] )|(?<=[A-Z]:)(?![\w.]*(?:Error|Exception|Warning)\b)[a-z_][\w.]*(?=:)|[\w./-]+\[\d+\](?=: )"
-    r"|(?P<named>[a-z_][a-z\d_.]*)(?=: [A-Z])|\d+(?= )|[\w.<>]+:\w+:\d+|(?:Main|Spawn|Fork|Dummy)\w*(?:-\d+)?(?= )|-(?= ))"
+    r"|(?P<named>[a-z_][a-z\d_]*\.[a-z\d_.]+)(?=: [A-Z])|\d+(?= )|[\w.<>]+:\w+:\d+|(?:Main|Spawn|Fork|Dummy)\w*(?:-\d+)?(?= )|-(?= ))"
     + _SEPARATED
 )
 _RANK = re.compile(r"(?i:\brank|default|pid=) ?(\d+)|\[\d+,(\d+)\]|^\s*(\d{1,5})[:>]")
@@ -241,11 +241,13 @@ class Reader:
         rest = [text[_prefix(text)[0] :] for text in sample]
         while len(self._heads) < 8:
             heads = [found for text in rest if (found := _HEAD.match(text)) and not _NO_HEAD.match(found[2])]
-            (shape, count), *_ = Counter(map(_shape, heads)).most_common(1) or [(("", ""), 0)]
+            if not heads:
+                break
+            shape = Counter(map(_shape, heads)).most_common(1)[0][0]
             spaced = shape[1].endswith("$)")
             head = re.compile(shape[0] + shape[1])
             behind = [text[found.end() :] for text in rest if (found := head.match(text))]
-            if count < max(self._least, len(rest) * (MOST_SPACED if spaced else MOST)):
+            if len(behind) < max(self._least, len(rest) * (MOST_SPACED if spaced else MOST)):
                 break
             if (
                 spaced

@@ -65,7 +65,7 @@ class Table(NamedTuple):
 
 
 _accepted: list[Rule] = []
-UNKNOWN = Rule("", 59, re.compile("$."), "an exception that no rule knows", "", "none")
+UNKNOWN = Rule("", 59, re.compile("$."), "an exception that no rule knows", "", "user")
 
 
 @lru_cache(maxsize=1)
@@ -101,6 +101,12 @@ def _package() -> Table:
 def _rule(row: dict[str, Any], reasons: dict[str, Reason]) -> Rule:
     owner = reasons[row["reason"]].owner if row["reason"] else "none"
     return Rule(**{"owner": owner, **row, "pattern": re.compile(row["pattern"])})
+
+
+@lru_cache(maxsize=1)
+def data_rule() -> Rule:
+    """The rule of a data set that could not be read."""
+    return next(rule for rule in _package().rules if rule.reason == "DatasetLoadingError")
 
 
 def accept(text: str) -> None:

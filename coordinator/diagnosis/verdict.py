@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import io
 import json
-import pickle
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
+from coordinator.base.pickles import read_pickle
 from coordinator.diagnosis.log import Hit, Scan
 from coordinator.diagnosis.rules import RAISED, Owner, Rule, table
 from evaljobs.contract.specs import Record
@@ -25,22 +26,20 @@ MOST_TELLING = 5  # lines that are shown where no reason is known
 HARDWARE = 15  # precedences up to it: such a failure counts also where the program went on for a while ...
 FOLLOWS = 60  # ... and other ranks then said no more than that something was lost
 LEAST_RUN = 4  # lines between a requeue and a failure from which on this is another attempt's
-SURE = tuple(
-    word for word, (_, precedence) in table().states.items() if precedence < FOLLOWS
-)  # whatever a log says
+# Slurm's words that count whatever a log says
+SURE = tuple(word for word, (_, precedence) in table().states.items() if precedence < FOLLOWS)
 _ENDING = ("Preempted", "TimeLimit")  # lines after it say what the kill did
 _BY_KILL = (
-    "Preempted",
-    "TimeLimit",
+    "",
+    *_ENDING,
     "Cancelled",
     "RuntimeError",
     "ConnectionError",
     "CalledProcessError",
     "DataloaderKilled",
-    "",
 )
 _NOT_KNOWN = "not known: read the lines below"
-_NO_LOG = "this is no log of a job: no line tells of progress, a time, a rank or a failure"
+_NO_LOG = "no log of a job: no line tells of progress, a time, a rank or a failure"
 _NAMED = re.compile(r"exitcode|received by PID")  # the launcher names the rank that failed first
 
 
@@ -58,7 +57,8 @@ class Diagnosis(Record):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """A diagnosis with what a person wants to see beside it. `traceback`: of the line; `telling`: (log, number, line); `earlier`:
-    how attempts before the last one ended, of a job that was started again; `last`: the last lines.
+    how attempts before the last one ended, of a job that was started again; `last`: the last lines; `is_log`: whether anything
+    of a job was there to read.
     """
 
     diagnosis: Diagnosis
@@ -67,6 +67,7 @@ class Finding:
     telling: tuple[tuple[str, int, str], ...] = ()
     earlier: tuple[Diagnosis, ...] = ()
     last: tuple[str, ...] = ()
+    is_log: bool = True
 
 
 def diagnose(
@@ -92,23 +93,28 @@ def diagnose(
         return replace(_found(best), earlier=earlier)
     telling = [(s.name, number, line) for s in scans for number, line in s.telling(most)][-most:]
     failed = bool(word) or (exit_code not in ("", "0", "0:0"))
-    if best is None and not telling and not failed and any(s.lines for s in scans):
+    if best is None and not telling and not failed and scans:
         if not any(scan.is_log for scan in scans):
-            return Finding(diagnosis=_unknown("", None, _NO_LOG))
+            return Finding(diagnosis=_unknown("", None, _NO_LOG), is_log=False)
         return Finding(diagnosis=_of("Healthy", "", None), earlier=earlier)
     place = (best.log, best.number or None, best.line) if best else telling[-1] if telling else None
     log, number, line = place or ("", None, f"sacct: {state} {exit_code}".strip())
     if best is not None and (best.log, best.number, best.line) not in telling:
         telling = sorted([*telling[-(most - 1) :], (best.log, best.number, best.line)])
     last = tuple(line for scan in scans for line in scan.tail)
+    owner: Owner = best.rule.owner if best else "none"
     return Finding(
-        diagnosis=_unknown(line, number), log=log, telling=tuple(telling), earlier=earlier, last=last
+        diagnosis=_unknown(line, number, owner=owner),
+        log=log,
+        telling=tuple(telling),
+        earlier=earlier,
+        last=last,
     )
 
 
-def _unknown(line: str, number: int | None, advice: str = _NOT_KNOWN) -> Diagnosis:
+def _unknown(line: str, number: int | None, advice: str = _NOT_KNOWN, owner: Owner = "none") -> Diagnosis:
     return Diagnosis(
-        reason=None, owner="none", recoverable=False, line=line, line_number=number, advice=advice
+        reason=None, owner=owner, recoverable=False, line=line, line_number=number, advice=advice
     )
 
 
@@ -172,7 +178,12 @@ def _attempts(scan: Scan) -> list[list[Hit]]:
 
 def _counted(scan: Scan, found: Sequence[Hit]) -> list[Hit]:
     """Hits that may have begun the failure: not those that came of the scheduler's kill, nor deaths behind what peers say."""
-    ends = [hit.number for hit in found if hit.rule.reason in _ENDING and not hit.soft]
+    ends = [
+        hit.number
+        for hit in found
+        if (hit.rule.reason in _ENDING and not hit.soft)
+        or (table().marks["person"].search(hit.line) and not scan.survived(hit.last))
+    ]
     end = min(ends, default=scan.lines)
     noise = min((hit.number for hit in found if hit.rule.precedence >= FOLLOWS), default=scan.lines)
     hits = [
@@ -219,7 +230,7 @@ def _found(hit: Hit) -> Finding:
 
 def _of(reason: str, line: str, number: int | None, owner: Owner | None = None) -> Diagnosis:
     if not reason:
-        return _unknown(line, number)
+        return _unknown(line, number, owner=owner or "none")
     its = table().reasons[reason]
     return Diagnosis(
         reason=reason,
@@ -235,13 +246,6 @@ def _of(reason: str, line: str, number: int | None, owner: Owner | None = None) 
 
 
 MOST_BYTES = 64 << 20
-
-
-class Plain(pickle.Unpickler):
-    """Reads what holds containers, text and numbers alone."""
-
-    def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"{module}.{name} is no plain data")
 
 
 def as_log(
@@ -277,10 +281,10 @@ def _limited(first: bytes, rest: Iterator[bytes]) -> bytes:
 
 
 def _read(data: bytes) -> Any:
-    try:
-        return Plain(io.BytesIO(data)).load() if data[:1] == b"\x80" else json.loads(data)
-    except Exception:  # noqa: BLE001 (bytes that others wrote: then they are a log)
-        return None
+    if data[:1] == b"\x80":
+        return read_pickle(io.BytesIO(data))
+    with suppress(ValueError, RecursionError):  # then it is a log
+        return json.loads(data)
 
 
 def _error(message: Any) -> tuple[float, str]:

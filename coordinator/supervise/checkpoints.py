@@ -8,14 +8,14 @@ last), and every file that the complete ones before it have.
 from __future__ import annotations
 
 import json
-import pickle
 import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from glob import has_magic
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from coordinator.base.pickles import Stub, read_pickle
 from coordinator.hook import PIN_PREFIX, SUMS
 from coordinator.intake.checkpoint import half_written, step_of
 from coordinator.intake.folder_watch import is_unfinished
@@ -200,55 +200,17 @@ def _behind(tracker: Path, path: Path) -> str:
     return f"{tracker.name} (written last) names {text or 'none'}" if last is not None and last < own else ""
 
 
-class _Stub(dict[Any, Any]):
-    """Stands for every class and function of a pickle: keeps its state, and runs nothing."""
-
-    def __init__(self, *_args: object, **_more: object) -> None:
-        super().__init__()
-
-    def __setstate__(self, state: object) -> None:
-        for part in state if isinstance(state, tuple) else (state,):
-            if isinstance(part, dict):
-                self.__dict__.update(part)
-
-    def append(self, *_items: object) -> None:
-        """Of a class that derives from list or set: its items are not kept."""
-
-    extend = add = append
-    __hash__ = object.__hash__  # type: ignore[assignment]
-
-
-class _Contents(pickle.Unpickler):
-    def find_class(self, _module: str, _name: str) -> type[_Stub]:
-        return _Stub
-
-    def persistent_load(self, _id: object) -> None:
-        return None
-
-
 def _contents(file: Path) -> Any:
     """What a pickle, or the one in a file of torch.save, holds, without its tensors; None if it cannot be read."""
-
-    def read(opened: IO[bytes], size: int) -> Any:
-        return _Contents(opened).load() if size <= MOST_PICKLED else _Stub()
-
     try:
         if not zipfile.is_zipfile(file):
             with file.open("rb") as plain:
-                return read(plain, file.stat().st_size)
+                return read_pickle(plain) if file.stat().st_size <= MOST_PICKLED else Stub()
         with zipfile.ZipFile(file) as archive:
             part = next(p for p in archive.infolist() if p.filename.endswith("/data.pkl"))
             with archive.open(part) as packed:
-                return read(packed, part.file_size)
-    except (FileNotFoundError, pickle.UnpicklingError, StopIteration, EOFError, ValueError, LookupError):
-        return None
-    except (
-        AttributeError,
-        TypeError,
-        RecursionError,
-        OverflowError,
-        zipfile.BadZipFile,
-    ):  # no pickle, or of no known kind
+                return read_pickle(packed) if part.file_size <= MOST_PICKLED else Stub()
+    except (FileNotFoundError, StopIteration, zipfile.BadZipFile):
         return None
 
 

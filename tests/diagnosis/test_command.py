@@ -39,6 +39,13 @@ def test_a_log_gets_six_fields(tmp_path: Path) -> None:
     assert said(log, "--json", "--state", "NODE_FAIL")["reason"] == "NodeFailure"
 
 
+@pytest.mark.parametrize("text", ["", "root:x:0:0:root:/root:/bin/bash\n"])
+def test_a_file_that_is_no_log_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "passwd").write_text(text)
+    with pytest.raises(OperatorError, match="no log of a job"):
+        said(tmp_path / "passwd")
+
+
 def test_each_failed_job_of_an_evaluation_is_named(tmp_path: Path) -> None:
     """By its outcome; one that died without any, by the cluster's word in the report, and by its log."""
     paths = leave(tmp_path, 10, 0.5)

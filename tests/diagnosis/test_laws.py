@@ -77,6 +77,7 @@ SAYS_NOTHING = {
     "a quoted log": "> slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***\n> KeyError: 'a'\n",
     "a fenced log": f"```\n{FRAMES}OSError: [Errno 28] No space left on device\n```\n",
     "a log between marks": f"--- begin of the last log ---\n{FRAMES}torch.OutOfMemoryError: CUDA out of memory\n--- end of the last log ---\n",
+    "values with names": "callback None {'on_error': 1, 'retry': 'Disk quota exceeded', 'last': 'CUDA error: out of memory'}\n",
     "a table": "| GPU  Name    | Volatile Uncorr. ECC error |\n|   0  H100    | CUDA error: out of memory  |\n",
 }
 

@@ -135,6 +135,24 @@ BEGAN = {
         STEPS + raised("KeyError: 'a'") + REQUEUED + STEPS + raised("OSError: [Errno 28] No space left"), "", "DiskFull", 89),
     "the last attempt, whose beginning is the first one's": (
         BANNER + "NVRM: Xid (PCI:0000:1a:00): 79, pid=8\n" + BANNER + raised("TypeError: x"), "", "TypeError", 11),
+    "a person's Ctrl-C, not what other threads raise of it": (
+        STEPS + raised("KeyboardInterrupt") + raised("BrokenPipeError: [Errno 32] Broken pipe") + TIMEOUT.format(1, 9), "", "Cancelled", 44),
+    "a person's scancel behind a bar, not what the container says of it": (
+        "Generating train split: 0 examples [00:00, ? examples/s]" + KILLED.replace("STEP 7.0", "JOB 7")
+        + "slurmstepd: error: container_p_join: open failed for /var/tmp/7/.ns: No such file or directory\n", "", "Cancelled", 1),
+    "what a worker raised, not what carries it": (
+        raised("KeyError: Caught KeyError in DataLoader worker process 0.") + "Original " + raised("KeyError: 'labels'"), "", "KeyError", 8),
+    "the same exception that was raised again while it was handled": (
+        raised("EOFError: Ran out of input") + "\nDuring handling of the above exception, another exception occurred:\n\n"
+        + raised("EOFError: Ran out of input"), "", "ModelLoadingError", 4),
+    "a data set where data are read": (
+        raised("EOFError: Ran out of input", file="/torch/utils/data/_utils/fetch.py"), "", "DatasetLoadingError", 4),
+    "no values of a configuration behind a logger's word": (
+        STEPS + "config_cb None None {'a': 1, 'b': 'No space left on device', 'c': 'ncclRemoteError'}\n" + STEPS[:100], "", "Healthy", None),
+    "no request that was answered 429": (
+        'INFO: HTTP Request: POST https://x/v1 "HTTP/1.1 429 Too Many Requests"\n' + raised("NameError: name 'f'"), "", "NameError", 5),
+    "what a Trainer that ended had survived": (
+        raised("PermissionError: [Errno 1] cache") + "{'train_runtime': 8.1, 'train_loss': 2.2}\n", "", "Healthy", None),
     "a requeue that nothing followed": (STEPS + REQUEUED + "srun: error: n1: task 2: Terminated\n", "", "Preempted", 41),
     "no watchdog before a death that no rule knows": (
         STEPS + raised("frob.LatticeBroken: at 3", rank="[rank3]: ") + TIMEOUT.format(1, 9) * 3, "", None, 44),
@@ -174,10 +192,24 @@ def test_a_file_that_is_no_log_is_said_to_be_none(file):
     assert "no log of a job" in found.advice
 
 
+def test_typical_ends_of_trainings_and_evaluations_get_reason_and_owner():
+    """Written in the formats of Python's packages, launchers, Slurm and the kernel."""
+    rows = list(csv.DictReader(Path(__file__).with_name("typical.csv").open()))
+    said = [of_text(row["text"], state="" if row["reason"] == "Healthy" else "FAILED") for row in rows]
+    wrong = [
+        (row, one)
+        for row, one in zip(rows, said, strict=True)
+        if (one.reason or "", one.owner) != (row["reason"], row["owner"])
+    ]
+    assert len(rows) > 150
+    assert wrong == []
+
+
 def test_evalspan_owns_what_its_own_code_raises():
     ours = "/site-packages/evaljobs/trial/trial.py"
     assert of_text(raised("KeyError: 3", file=ours)).owner == "evalspan"
     assert of_text(raised("KeyError: 3", file="/site-packages/evaljobs/suites/x/utils.py")).owner == "user"
+    assert of_text(raised("frob.LatticeBroken: at 3")).owner == "user"
 
 
 def test_an_unknown_failure_has_its_five_most_telling_lines():
