@@ -1,7 +1,8 @@
 # Sourced by the scripts beside it: one way to make .venv.
 #
-# Rule: an environment is made once for a state of constraints.txt and pyproject.toml and found again by a stamp. A
-# torch that the chosen Python can import is reused (--system-site-packages), since PyPI's brings gigabytes of CUDA.
+# Rule: an environment is made once for a state of requirements/ (the lock, written by scripts/lock) and pyproject.toml,
+# and found again by a stamp. A torch that the chosen Python can import is reused (--system-site-packages), since PyPI's
+# brings gigabytes of CUDA.
 
 top=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=$top/.venv
@@ -33,13 +34,14 @@ find_python() {
   die "No Python 3.11 or later found (\$PYTHON, python3 …). On Debian and Ubuntu: apt-get install python3 python3-venv"
 }
 
-# ensure_venv EXTRAS: .venv with evalspan[EXTRAS], editable, at the versions of constraints.txt.
+# ensure_venv run|dev: .venv with evalspan, editable, and the packages of the lock: those that run it, or also those that
+# test it. Each file is compared with the lock's hash; a torch from an index of the site's own is not.
 ensure_venv() {
-  local extras=$1 python digest stamp constraints site=()
-  digest=$(cat "$top/constraints.txt" "$top/pyproject.toml" "$top/scripts/_env.sh" | sha256sum | cut -c1-16)
+  local parts=("$1") python digest stamp site=()
+  digest=$(cat "$top"/requirements/*.txt "$top/pyproject.toml" "$top/scripts/_env.sh" | sha256sum | cut -c1-16)
   # The folder's own path counts: an environment that was moved or copied is broken.
   digest=$digest-$(printf %s "$venv" | sha256sum | cut -c1-8)
-  for stamp in "$venv/.stamp-$extras" "$venv/.stamp-hf,dev"; do
+  for stamp in "$venv/.stamp-$1" "$venv/.stamp-dev"; do
     if [ "$(cat "$stamp" 2>/dev/null)" = "$digest" ]; then return; fi
   done
   python=$(find_python) || exit $?
@@ -58,15 +60,31 @@ ensure_venv() {
         "$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/parent.pth"
     fi
   fi
-  constraints=$venv/constraints.txt
-  cp "$top/constraints.txt" "$constraints"
-  if "$venv/bin/python" -c 'import torch' 2>/dev/null; then
-    # What works stays: neither replaced by another version nor joined by gigabytes of CUDA.
-    sed -i '/^torch==/d' "$constraints"
-    "$venv/bin/python" -c 'from importlib.metadata import version; print("torch==" + version("torch"))' >> "$constraints"
-  fi
-  say "installing evalspan[$extras] into $venv"
-  "$venv/bin/python" -m pip install --quiet --progress-bar off --constraint "$constraints" --editable "$top[$extras]" ||
+  say "installing evalspan and the packages of requirements/ into $venv"
+  if [ "$1" = dev ]; then parts=(run dev); fi
+  { install_locked build "${parts[@]}" && install_torch &&
+    install --no-deps --no-build-isolation --editable "$top"; } ||
     die "Installation failed: see above. A network that reaches PyPI (or PIP_INDEX_URL) is needed once."
-  printf '%s' "$digest" > "$venv/.stamp-$extras"
+  printf '%s' "$digest" > "$venv/.stamp-$1"
+}
+
+install() { "$venv/bin/python" -m pip install --quiet --progress-bar off "$@"; }
+
+# install_locked PART…: the packages of requirements/PART.txt. The lock is complete, so pip looks for no others; what is
+# built from source is built with the packages of build.txt.
+install_locked() {
+  local part
+  for part in "$@"; do
+    install --no-deps --no-build-isolation --require-hashes --requirement "$top/requirements/$part.txt" || return
+  done
+}
+
+# torch, unless one can be imported: PyPI's, of the lock; its version from the site's index or folder, if pip has one.
+install_torch() {
+  if "$venv/bin/python" -c 'import torch' 2>/dev/null; then return; fi
+  if "$venv/bin/python" -m pip config list | grep -qE 'extra-index-url|find-links'; then
+    install "$(grep -oE '^torch==[0-9.]+' "$top/requirements/torch.txt")"
+  else
+    install_locked torch
+  fi
 }

@@ -66,7 +66,7 @@ def convert(gguf: Path, folder: Path) -> None:
             delattr(model.config, mark)
     if any(weight.dtype != torch.bfloat16 for weight in model.state_dict().values()):
         raise SystemExit(
-            "fetch_smollm2: this transformers keeps GGUF weights packed; install constraints.txt's"
+            "fetch_smollm2: this transformers keeps GGUF weights packed; install requirements/run.txt's"
         )
     model.save_pretrained(folder)
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
