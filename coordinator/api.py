@@ -7,14 +7,17 @@ EvalspanError. Times are in seconds, `at` in unix seconds. `import evalspan` off
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import logging
 import shlex
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from coordinator.base.words import options_of, typed
 from coordinator.config import toml
@@ -27,6 +30,7 @@ from coordinator.intake.work_folder import refuse_guest
 from coordinator.keeping.archive import archive_all
 from coordinator.report import load_series
 from coordinator.report.learning_curves import make_series
+from coordinator.runtime import control
 from coordinator.runtime.finalize import Results, results_in_files, results_of, rows_of
 from coordinator.runtime.journal import Journal, OtherFormatError
 from coordinator.runtime.observers import CallbackObserver, Messages, Progress, RunObserver
@@ -50,13 +54,19 @@ __all__ = [
     "Results",
     "RunObserver",
     "Submission",
+    "dataframe",
     "evaluate",
+    "evaluate_async",
+    "pause",
     "prepare",
+    "prioritize",
     "rescore",
     "results",
+    "resume",
     "series",
     "submit",
     "wait",
+    "wait_async",
 ]
 
 TRACKER_SECONDS = 60.0  # longest wait for tracker exports before `evaluate` returns
@@ -64,6 +74,7 @@ TRACKER_SECONDS = 60.0  # longest wait for tracker exports before `evaluate` ret
 OF_CALL = frozenset({"work_dir", "watch", "trackers", "gpu_hour_price"})
 log = logging.getLogger(__name__)
 POLL_SECONDS = 1.0  # between two looks of `wait`
+_ONE_RUN = threading.Lock()  # held by the `evaluate_async` that runs
 
 
 # --- evaluate --------------------------------------------------------------------------------------------------------
@@ -131,6 +142,46 @@ def evaluate(
         return _checked(new, known, coordinator, observer, prepare_options(chosen, known, config, work_dir))
 
     return _evaluated(record, known, coordinator, observer, checked)
+
+
+async def evaluate_async(checkpoint: PathLike, suite: PathLike | None = None, **arguments: Any) -> Results:
+    """`evaluate`, with its arguments, for `await`: the event loop goes on meanwhile.
+
+    Several of one process run one after the other, as one process holds a work folder. Where the awaiting task is cancelled,
+    the evaluation is cancelled, and asyncio.CancelledError follows once its jobs have ended. `progress` is called in another
+    thread.
+    """
+    stop = threading.Event()
+    if "observer" not in arguments:
+        arguments["observer"] = CallbackObserver(arguments.pop("progress", False), stop)
+
+    def run() -> Results:
+        while not _ONE_RUN.acquire(timeout=POLL_SECONDS):
+            _raise_if_set(stop)
+        try:
+            _raise_if_set(stop)
+            return evaluate(checkpoint, suite, **arguments)
+        finally:
+            _ONE_RUN.release()
+
+    return await _in_thread(run, stop)
+
+
+async def _in_thread(run: Callable[[], Results], stop: threading.Event) -> Results:
+    """Await `run` in a thread of its own. A cancelled task sets `stop`, and goes on once `run` is over."""
+    running = asyncio.ensure_future(asyncio.to_thread(run))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        stop.set()
+        await asyncio.wait([running])
+        running.exception()  # else asyncio reports that nobody asked for it
+        raise
+
+
+def _raise_if_set(stop: threading.Event) -> None:
+    if stop.is_set():
+        raise EvalspanError("cancelled before it began")
 
 
 def rescore(
@@ -443,13 +494,39 @@ def wait(
     evaluation was given up, or there is none.
     Where no daemon runs it waits for one, and logs a warning that says so.
     """
-    known = work_folder.load(config, work_dir, settings, makes=False)
+    known, daemon = (
+        work_folder.load(config, work_dir, settings, makes=False),
+        typed("daemon", config, work_dir),
+    )
+    return _waited(known, evaluation, threading.Event(), timeout, daemon)
+
+
+async def wait_async(
+    evaluation: str | Submission,
+    *,
+    timeout: float | None = None,  # noqa: ASYNC109 (as of `wait`)
+    config: PathLike | None = None,
+    work_dir: PathLike | None = None,
+    settings: Mapping[str, object] | None = None,
+) -> Results:
+    """`wait` for `await`: the event loop goes on meanwhile. A cancelled task ends the wait, not the evaluation."""
+    stop = threading.Event()
+    known, daemon = (
+        work_folder.load(config, work_dir, settings, makes=False),
+        typed("daemon", config, work_dir),
+    )
+    return await _in_thread(lambda: _waited(known, evaluation, stop, timeout, daemon), stop)
+
+
+def _waited(
+    known: Config, evaluation: str | Submission, stop: threading.Event, timeout: float | None, daemon: str
+) -> Results:
     submission = evaluation if isinstance(evaluation, Submission) else find_submission(known, str(evaluation))
     name = submission.evaluation_id
     deadline = None if timeout is None else time.monotonic() + timeout
     said = ""
     while not has_ended(known, submission):
-        why = why_waiting(known, submission, typed("daemon", config, work_dir))
+        why = why_waiting(known, submission, daemon)
         left = POLL_SECONDS if deadline is None else deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError(
@@ -457,8 +534,63 @@ def wait(
             )
         if why != said and (said := why):
             log.warning("%s waits: %s", name, why)
-        time.sleep(min(POLL_SECONDS, left))
+        if stop.wait(min(POLL_SECONDS, left)):
+            raise EvalspanError(f"the wait for {name} is cancelled")
     return _found(known, name)
+
+
+# --- control ---------------------------------------------------------------------------------------------------------
+
+
+def pause(
+    evaluation: str,
+    *,
+    reason: str = "on request",
+    config: PathLike | None = None,
+    work_dir: PathLike | None = None,
+    settings: Mapping[str, object] | None = None,
+) -> str:
+    """Give an evaluation's nodes back until `resume`; its answers are kept. Return what happens, in words.
+
+    `evaluation`: its id, the id's beginning, or its digest. A running daemon obeys within seconds; without one it is paused
+    when this returns. OperatorError where it has ended, or there is none.
+    """
+    return _command(evaluation, config, work_dir, settings, command="pause", reason=reason)
+
+
+def resume(
+    evaluation: str,
+    *,
+    config: PathLike | None = None,
+    work_dir: PathLike | None = None,
+    settings: Mapping[str, object] | None = None,
+) -> str:
+    """Let a paused evaluation use nodes again. As `pause`; without a daemon the next one resumes it."""
+    return _command(evaluation, config, work_dir, settings, command="resume")
+
+
+def prioritize(
+    evaluation: str,
+    priority: int,
+    *,
+    config: PathLike | None = None,
+    work_dir: PathLike | None = None,
+    settings: Mapping[str, object] | None = None,
+) -> str:
+    """Change an evaluation's priority, up or down: the next free nodes go to the highest one. As `pause`."""
+    return _command(evaluation, config, work_dir, settings, command="priority", priority=priority)
+
+
+def _command(
+    evaluation: str,
+    config: PathLike | None,
+    work_dir: PathLike | None,
+    settings: Mapping[str, object] | None,
+    **notice: Any,
+) -> str:
+    known = work_folder.load(config, work_dir, settings, makes=False)
+    daemon = typed("daemon", config, work_dir)
+    return control.send_command(known, evaluation, inbox.Notice(**notice), daemon)
 
 
 # --- results and series ----------------------------------------------------------------------------------------------
@@ -501,6 +633,20 @@ def series(
     found = load_series.find_series(known.work_dir, str(folder), suite, mixed=mixed)
     points = make_series(found).shown(dense=dense).points
     return [row for point in points for row in rows_of(point)]
+
+
+def dataframe(
+    found: Results | Sequence[Mapping[str, Any]], library: Literal["pandas", "polars"] | None = None
+) -> Any:
+    """Scores as a dataframe, a row each. `found`: of `evaluate` or `results`, or rows of `series`.
+
+    `library`: by default pandas where it is installed, else polars. ImportError says what to install.
+    """
+    rows = found.rows() if isinstance(found, Results) else list(found)
+    for name in (library,) if library else ("pandas", "polars"):
+        with suppress(ModuleNotFoundError):
+            return importlib.import_module(name).DataFrame(rows)
+    raise ImportError(f"dataframes need {library or 'pandas or polars'}: pip install {library or 'pandas'}")
 
 
 def _found(settings: Config, evaluation: str) -> Results:

@@ -15,7 +15,7 @@ from coordinator.cluster import NodeState
 from coordinator.evaluation.events import Offer
 from coordinator.evaluation.footprint import gpu_need, precursor_memory_mb, trial_memory_mb
 from coordinator.evaluation.nodes import back_off_seconds
-from coordinator.evaluation.state import NodeUse, Phase, State
+from coordinator.evaluation.state import NodeUse, State
 
 LOSS = {"back-off": 0, "offered": 0, "staging": 1, "ready": 2}  # what a node has cost so far, by its status
 NO_LIMIT = 1 << 20
@@ -337,8 +337,8 @@ def held(states: Iterable[State]) -> dict[str, Held]:
 
 
 def _open(states: Iterable[State]) -> Iterator[State]:
-    """Evaluations that still have something to run."""
-    return (state for state in states if state.ending.phase == Phase.RUNNING)
+    """Evaluations that still have something to run, and may."""
+    return (state for state in states if state.may_use_nodes)
 
 
 def _in_use(state: State) -> list[NodeUse]:

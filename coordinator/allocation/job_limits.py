@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from coordinator.allocation.allocate import Demand
 from coordinator.allocation.demand import in_turn, turn_of
 from coordinator.cluster import JobState, slurm_limits
-from coordinator.evaluation.state import IN_USE, JobInfo, Phase, State
+from coordinator.evaluation.state import IN_USE, JobInfo, State
 
 WORK = ("build", "convert", "trial", "host")  # purposes of jobs that an evaluation cannot do without
 
@@ -60,7 +60,7 @@ def works(state: State) -> bool:
 
 def first_kept_out(states: Iterable[State], limited: Mapping[str, str]) -> tuple[State, str] | None:
     """The first evaluation in turn that waits for a limit, and the limit."""
-    ready = in_turn(s for s in states if s.ending.phase == Phase.RUNNING)
+    ready = in_turn(s for s in states if s.may_use_nodes)
     return next(((state, why) for state in ready if (why := waits_for(state, limited))), None)
 
 
@@ -80,7 +80,7 @@ def given_up(states: Iterable[State], first: tuple[State, str] | None) -> Iterat
     why = f"a limit on jobs is reached, and {found.evaluation_id} goes first: {limit}"
     turn = turn_of(found)
     for state in states:
-        behind = turn_of(state) > turn and state.ending.phase == Phase.RUNNING
+        behind = turn_of(state) > turn and state.may_use_nodes
         for node in state.nodes.by_name.values():
             hosts = node.hosted or node.rung == "host"
             idle = behind and not hosts and not node.running_lanes

@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 
 # Groups of `evalspan -h`, with their commands in the order of use.
 GROUPS = {
-    "Evaluate": ("eval", "ls", "validate", "prepare"),
-    "Follow": ("status", "watch", "logs", "diagnose", "cancel", "retry"),
+    "Evaluate": ("eval", "ls", "validate", "import-tasks", "prepare"),
+    "Follow": ("status", "watch", "logs", "diagnose", "pause", "resume", "priority", "cancel", "retry"),
     "Results": ("report", "compare", "diff", "gate", "rescore", "export", "serve"),
     "During training": ("daemon", "submit", "release", "supervise"),
     "Site and tools": ("init", "doctor", "check-nodes", "plan", "prune", "clean", "worker", "priors"),

@@ -1,4 +1,4 @@
-"""`evalspan ls | validate`: suites, tasks and groups with what each holds; a check of a suite file."""
+"""`evalspan ls | validate | import-tasks`: suites, tasks and groups with what each holds; a check of a suite file; one made of a list."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from coordinator.cli.app import (
+    Command,
     Printed,
     TerminalMessages,
     argument,
@@ -247,3 +250,36 @@ class Validate(Chosen):
         unchecked += "" if folder == checkpoint else f", the weights of {checkpoint}"
         unchecked += "" if spec else ", the checkpoint (--tokenizer)"
         say(f"{loaded.name} is valid; not checked: {unchecked}", "green")
+
+
+@command("import-tasks")
+class ImportTasks(Command):
+    """Print a suite of lm-eval's tasks for a task list of lighteval or inspect_evals.
+
+    The data sets are the same; prompts and metrics are lm-eval's, so scores are not those of the other tool. Examples:
+
+    evalspan import-tasks open_llm_leaderboard_tasks.txt
+
+    evalspan import-tasks list.txt --skip-unknown
+    """
+
+    file: Path = argument("Lines such as leaderboard|arc:challenge|25, gsm8k|5, inspect_evals/gsm8k.")
+    skip_unknown: bool = flag("Omit tasks without an equal in lm-eval, naming them on standard error.")
+
+    def run(self) -> None:
+        from coordinator.intake.foreign_tasks import read_task_list, suite_text
+        from evaljobs.contract.paths import slug
+
+        try:
+            found = read_task_list(self.file.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise OperatorError(f"{self.file} cannot be read: {why}") from error
+        missing = f"lm-eval has no equal of {', '.join(found.unknown)}" if found.unknown else ""
+        if not found.tasks:
+            raise OperatorError(f"{self.file}: {missing or 'it names no task'}")
+        if missing and not self.skip_unknown:
+            raise OperatorError(f"{self.file}: {missing}: remove them, or say --skip-unknown")
+        if missing:
+            say_aside(missing)
+        typer.echo(suite_text(slug(self.file.stem), found.tasks), nl=False)

@@ -1,4 +1,4 @@
-"""`evalspan cancel | retry | release`: commands to evaluations that run or have ended, and to nodes. `supervise`: a training."""
+"""`evalspan cancel | pause | resume | priority | retry | release`: commands to evaluations and to nodes. `supervise`: a training."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -26,24 +26,17 @@ MOST_MINUTES = 60.0 * 24 * 365  # largest --minutes of `release`: a year
 
 def _ask(config: Config, evaluation: str, asked: Notice) -> None:
     """Leave the command to the process that has the work folder, else run it here."""
-    from coordinator.intake.inbox import leave
-    from coordinator.intake.work_folder import refuse_guest
-    from coordinator.runtime.journal import Journal, check_format
+    from coordinator.runtime.control import commanded_folder, leave_command
     from coordinator.runtime.submission import withdrawn
-    from coordinator.runtime.summaries import find_folder
-    from coordinator.runtime.work_lock import WorkLock, is_daemon
+    from coordinator.runtime.work_lock import WorkLock
 
-    refuse_guest(config.work_dir)
     try:
-        folder = find_folder(config, evaluation)
+        folder = commanded_folder(config, evaluation)
     except OperatorError:
         if asked.command != "cancel" or not (waited := withdrawn(config, evaluation)):
             raise
         say(f"{waited} is withdrawn: no daemon had begun it")
         return
-    check_format(folder.journal)
-    if not Journal.begun(folder.journal):
-        raise OperatorError(f"{folder.journal} is empty: the evaluation was never accepted; submit it again")
     name, paths = folder.root.name, WorkPaths(config.work_dir)
     if nothing := _nothing_to_do(folder, asked.command):
         say(f"{name} has ended{nothing}")
@@ -55,9 +48,7 @@ def _ask(config: Config, evaluation: str, asked: Notice) -> None:
         return
     if kept:
         say_aside(kept)
-    leave(paths, asked)
-    later = f"; where {holder}, runs another evaluation, the next daemon obeys it"
-    say(f"{asked.command} of {name} is asked for{'' if is_daemon(holder) else later}")
+    say(leave_command(paths, asked, holder))
 
 
 def _nothing_to_do(folder: EvaluationPaths, command: str) -> str:
@@ -139,6 +130,59 @@ class Cancel(Where):
         from coordinator.intake.inbox import Notice
 
         _ask(self.there(), self.evaluation, Notice(command="cancel", reason=self.reason))
+
+
+class _Control(Where):
+    """A command to an evaluation that has not ended."""
+
+    evaluation: str = argument(EVALUATION)
+
+    def send(self, **notice: Any) -> None:
+        from coordinator.intake.inbox import Notice
+        from coordinator.runtime.control import send_command
+
+        say(send_command(self.there(), self.evaluation, Notice(**notice), self.typed("daemon")))
+
+
+@command()
+class Pause(_Control):
+    """Give an evaluation's nodes back until it is resumed. Its answers are kept; what needs no GPU goes on.
+
+    Example:
+
+    evalspan pause step-1000-core-1a2b3c4d --reason "GPUs for a deadline"
+    """
+
+    reason: str = option("Shown by `status` and pages.", default="on request")
+
+    def run(self) -> None:
+        self.send(command="pause", reason=self.reason)
+
+
+@command()
+class Resume(_Control):
+    """Let a paused evaluation use nodes again. Example:
+
+    evalspan resume step-1000-core-1a2b3c4d
+    """
+
+    def run(self) -> None:
+        self.send(command="resume")
+
+
+@command(context_settings={"ignore_unknown_options": True})
+class Priority(_Control):
+    """Change the priority of an evaluation, up or down: the next free nodes go to the highest one. Examples:
+
+    evalspan priority step-1000-core-1a2b3c4d 5
+
+    evalspan priority step-1000-core-1a2b3c4d -1
+    """
+
+    priority: int = argument("Higher goes first; an evaluation begins with 0.")
+
+    def run(self) -> None:
+        self.send(command="priority", priority=self.priority)
 
 
 @command()

@@ -17,6 +17,7 @@ from coordinator.cli.app import Command, Printed, argument, command, flag, optio
 from coordinator.errors import ExitCode, OperatorError
 
 if TYPE_CHECKING:
+    from coordinator.config.site_presets import SitePreset
     from coordinator.doctor.facts import Checkup
     from coordinator.node_check.run import Checked
 
@@ -139,29 +140,43 @@ class Init(Command):
     evalspan init --account my-account
 
     evalspan init --cluster local
+
+    evalspan init --site lumi --account project_465000000
     """
 
     path: Path = argument("Where to write it.", Path("evalspan.toml"))
     force: bool = flag("Overwrite what is there.")
     cluster: Literal["local", "slurm"] | None = option("Default: slurm where its commands are.")
+    site: str | None = option(
+        "What public documentation says of a site: lumi, frontier, leonardo, perlmutter, jupiter, clariden."
+    )
     account: str | None = option("Slurm account of all jobs.")
     qos: str | None = option("QOS of all jobs.")
 
     def run(self) -> None:
         from coordinator.cli.screen.sight import wrapped_daemon
-        from coordinator.config import loading, template
+        from coordinator.config import loading, site_presets, template
 
         path = self.path
+        preset = None if self.site is None else site_presets.site_preset(self.site)
+        if preset is not None and self.cluster == "local":
+            raise OperatorError(f"--site {self.site} has Slurm: omit --cluster local")
         if path.exists() and not self.force:
             raise OperatorError(f"{path} is there already: --force overwrites it")
-        kind = self.cluster or ("slurm" if shutil.which("sbatch") else "local")
+        kind = self.cluster or ("slurm" if preset or shutil.which("sbatch") else "local")
         named = {"cluster.account": self.account, "cluster.qos": self.qos}
         local = "one machine", {"cluster.kind": ("local", "")}
-        summary, chosen = _probe_slurm(named) if kind == "slurm" else local
+        if preset is not None:
+            summary, chosen = _with_preset(preset, named)
+        else:
+            summary, chosen = _probe_slurm(named) if kind == "slurm" else local
         with writing(path):
             path.write_text(template.default_text(summary, chosen), encoding="utf-8")
-        _, partitions = chosen.get("cluster.partition", ("", ""))
+        partition, partitions = chosen.get("cluster.partition", ("", ""))
+        partitions = partition if preset is not None else partitions
         say(f"wrote {path}{f' for partition {partitions}' if partitions else ''}")
+        if preset is not None:
+            _show_preset(preset, chosen)
         options = "" if path == Path("evalspan.toml") else f" --config {shlex.quote(str(path))}"
         say(f"next: `evalspan doctor{options}` checks this site")
         if kind == "slurm":
@@ -169,6 +184,33 @@ class Init(Command):
             say(f"then the daemon: `{wrapped_daemon(settings, options)}`")
             one = wrapped_daemon(settings, f" CHECKPOINT SUITE{options}", "evaluate")
             say(f"or one evaluation as a job: `{one}`")
+
+
+def _with_preset(preset: SitePreset, named: Mapping[str, object]) -> tuple[str, dict[str, tuple[Any, str]]]:
+    """What init writes of a site: what its Slurm says, where this machine can ask it, then what is documented."""
+    try:
+        summary, chosen = _probe_slurm(named)
+    except OperatorError as error:
+        say(
+            f"Slurm is not asked, and only what is documented is written: {error.__cause__ or error}",
+            "yellow",
+        )
+        summary = "a site that was not asked"
+        chosen = {setting: (value, "") for setting, value in named.items() if value is not None}
+        chosen["cluster.kind"] = ("slurm", "")
+    documented = {setting: (value, preset.title) for setting, value in preset.settings.items()}
+    return f"{summary}; {preset.title} by {preset.source}, read on {preset.read}", chosen | documented
+
+
+def _show_preset(preset: SitePreset, chosen: Mapping[str, object]) -> None:
+    """Print what a preset knows beside its settings, and what it does not."""
+    for note in preset.notes:
+        say(f"{preset.title}: {note}")
+    if preset.account and "cluster.account" not in chosen:
+        say(f"{preset.title}: jobs are charged to an account: set account in [cluster]", "yellow")
+    say(
+        f"{preset.title}: what its documentation does not say (limits, memory, /dev/shm) is left to `doctor`, on the site"
+    )
 
 
 def _probe_slurm(named: Mapping[str, object]) -> tuple[str, dict[str, tuple[Any, str]]]:

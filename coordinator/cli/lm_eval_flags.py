@@ -2,7 +2,7 @@
 
 Rule: an option that means the same is taken, in either spelling (`--num_fewshot`, `--num-fewshot`); one that asks for
 what is so in any case is left out with a line; any other is refused by name, with what to do instead.
-Values are parsed as `lm_eval/_cli/utils.py` does. Pure.
+Values are parsed as `lm_eval/_cli/utils.py` does. The values of a `--config FILE.yaml` of lm_eval are read as options.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -31,7 +32,9 @@ SHORT = {
     "-E": "--samples",
     "-w": "--write-out",
     "-x": "--predict-only",
+    "-C": "--config",
 }
+TRUSTS_CODE = "--model-args=trust_remote_code=True"  # what lm_eval makes of its --trust_remote_code
 REFUSED = {
     "--cache-requests": "requests are always kept, in the work folder",
     "--check-integrity": "`evalspan validate --suite FILE` checks tasks",
@@ -70,7 +73,7 @@ class LmEvalCommand(TyperCommand):
         valued = {name for option in options for name in option.opts}
         takes = any(isinstance(p, TyperArgument) for p in self.params)
         needless: list[str] = []
-        words = rewritten(args, valued, needless, checkpoint=takes)
+        words = rewritten(with_yaml_values(args), valued, needless, checkpoint=takes)
         if needless:
             typer.echo(f"needless: {'; '.join(f'{name}: {NEEDLESS[name]}' for name in needless)}", err=True)
         ctx.allow_extra_args = takes
@@ -107,13 +110,10 @@ class _Rewriting:
 
     def option(self, typed: str, rest: Sequence[str]) -> int:
         """Take an option and its value; the number of words taken of `rest`."""
-        name, equals, value = typed.partition("=")
-        name = SHORT.get(name, name)
-        name = name.replace("_", "-") if name.startswith("--") else name
-        if name == "--config" and (value or next(iter(rest), "")).endswith((".yaml", ".yml")):
-            self.refused["--config"] = (
-                "it names an evalspan.toml; give the values of lm_eval's YAML as options"
-            )
+        name, equals, value = named(typed)
+        if name == "--trust-remote-code" and "--model-args" in self.valued and not equals:
+            self.out.append(TRUSTS_CODE)
+            return 0
         if name in REFUSED:
             self.refused[name] = REFUSED[name]
             return 0
@@ -142,6 +142,56 @@ class _Rewriting:
                 break
             taken.append(word)
         return taken
+
+
+def named(typed: str) -> tuple[str, str, str]:
+    """An option's long name with dashes, "=" where its value follows in the same word, and that value."""
+    name, equals, value = typed.partition("=")
+    name = SHORT.get(name, name)
+    return name.replace("_", "-") if name.startswith("--") else name, equals, value
+
+
+def with_yaml_values(words: Sequence[str]) -> list[str]:
+    """`words` with the values of lm_eval's YAML in place of its `--config FILE.yaml`; as in lm_eval, an option counts before them."""
+    for at, word in enumerate(words):
+        name, equals, value = named(word)
+        value = value if equals else next(iter(words[at + 1 :]), "")
+        if name == "--config" and value.endswith((".yaml", ".yml")):
+            rest = [*words[:at], *words[at + (1 if equals else 2) :]]
+            given = {named(each)[0] for each in rest if each.startswith("-")}
+            values = read_yaml_values(Path(value))
+            return [*(w for key, words in values.items() if key not in given for w in words), *rest]
+    return list(words)
+
+
+def read_yaml_values(file: Path) -> dict[str, list[str]]:
+    """Option -> the words that mean the same as a value of lm_eval's YAML. OperatorError."""
+    import yaml
+
+    try:
+        read = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        why = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise OperatorError(f"--config {file} cannot be read: {why}") from error
+    if not isinstance(read, dict):
+        raise OperatorError(f"--config {file}: lm_eval's YAML holds KEY: VALUE lines")
+    found: dict[str, list[str]] = {}
+    for key, value in read.items():
+        option = named(f"--{key}")[0]
+        match value:
+            case False if option in OPTIONAL:
+                found[option] = [f"{option}=false"]
+            case None | False:
+                continue
+            case True:
+                found[option] = [option]
+            case dict():
+                found[option] = [f"{option}={json.dumps(value)}"]
+            case list():
+                found[option] = [f"{option}={','.join(map(str, value))}"]
+            case _:
+                found[option] = [f"{option}={value}"]
+    return found
 
 
 def rewritten(

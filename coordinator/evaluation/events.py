@@ -27,7 +27,7 @@ class Accepted(Event):
 
     kind: Literal["accepted"] = "accepted"
     record: EvaluationRecord  # what is evaluated, and how
-    journal_format: Literal[9] = JOURNAL_FORMAT  # of all lines
+    journal_format: Literal[10] = JOURNAL_FORMAT  # of all lines
     code: str = ""  # version and commit of the coordinator; "": not known
 
 
@@ -388,6 +388,19 @@ class CancelAsked(Event):
     reason: str  # by whom, or why
 
 
+class PauseAsked(Event):
+    """The evaluation shall use no node. Then: its nodes are withdrawn, and none is offered; it keeps its answers."""
+
+    kind: Literal["pause-asked"] = "pause-asked"
+    reason: str  # by whom, or why
+
+
+class ResumeAsked(Event):
+    """The pause is over. Then: the evaluation is offered nodes again."""
+
+    kind: Literal["resume-asked"] = "resume-asked"
+
+
 class RetryAsked(Event):
     """Failed entries shall be tried again, and those scored that have items without a score. Then: the evaluation is running
     again; one that is ending ends first.
@@ -399,7 +412,7 @@ class RetryAsked(Event):
 
 
 class PriorityAsked(Event):
-    """A submission changed the priority. Then: the evaluation goes before those of a lower one."""
+    """A submission or a person changed the priority. Then: the evaluation goes before those of a lower one."""
 
     kind: Literal["priority-asked"] = "priority-asked"
     priority: int  # higher goes first
@@ -455,6 +468,8 @@ AnyEvent = (
     | TrialHung
     | StragglersFound
     | CancelAsked
+    | PauseAsked
+    | ResumeAsked
     | RetryAsked
     | PriorityAsked
     | Restarted

@@ -27,6 +27,8 @@ from coordinator.evaluation.events import (
     NodeBackedOff,
     NodesOffered,
     NodeWithdrawn,
+    PauseAsked,
+    ResumeAsked,
     StorageChosen,
     WeightsReleased,
 )
@@ -44,6 +46,8 @@ MAX_BACK_OFF_SECONDS = 3600.0
 
 
 def offered(state: State, event: NodesOffered) -> list[Action]:
+    if state.nodes.paused_at is not None:
+        return []
     for offer in event.offers:
         lanes = offer.gpus // state.record.options.trial.gpus_per_trial
         if lanes <= 0:
@@ -62,7 +66,7 @@ def offered(state: State, event: NodesOffered) -> list[Action]:
 
 
 def memory_offered(state: State, event: MemoryOffered) -> list[Action]:
-    for name in event.nodes:
+    for name in () if state.nodes.paused_at is not None else event.nodes:
         if name not in state.nodes.by_name:
             state.nodes.by_name[name] = NodeUse(name=name, lanes=0)
     return []
@@ -83,6 +87,20 @@ def withdrawn(state: State, event: NodeWithdrawn) -> list[Action]:
     if event.node not in state.nodes.by_name:
         raise IllegalEventError(f"node {event.node} is not used")
     return withdraw(state, event.node, event.reason, event.at)
+
+
+def pause(state: State, event: PauseAsked) -> list[Action]:
+    """Builds, and scores of tasks that have all their answers, go on: they need no node with GPUs."""
+    if not state.may_use_nodes:
+        return []
+    state.nodes.paused_at, state.nodes.paused = event.at, event.reason
+    used = [node.name for node in state.nodes.by_name.values() if node.status != "withdrawn"]
+    return [action for name in used for action in withdraw(state, name, "it is paused", event.at)]
+
+
+def resume(state: State, _event: ResumeAsked) -> list[Action]:
+    state.nodes.paused_at, state.nodes.paused = None, ""
+    return []
 
 
 def staged(state: State, outcome: Staged, at: float) -> list[Action]:
@@ -169,6 +187,7 @@ def withdraw(state: State, name: str, why: str, now: float) -> list[Action]:
 
 def withdraw_all(state: State) -> None:
     """A new attempt of the evaluation begins: other jobs may have these nodes by now, and what is free is offered."""
+    state.nodes.paused_at, state.nodes.paused = None, ""
     for node in state.nodes.by_name.values():
         node.status, node.precursor, node.back_off_until = "withdrawn", None, None
 

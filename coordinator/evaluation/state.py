@@ -266,6 +266,10 @@ class Nodes:
     by_name: dict[str, NodeUse] = field(default_factory=dict)
     largest_mb: int = 0  # memory of the largest node that was offered or could be; 0: unknown
     content: str | None = None  # of the checkpoint's whole files, by the hook or the first precursor
+    paused_at: float | None = (
+        None  # unix seconds since when a person lets it use none; None: it is not paused
+    )
+    paused: str = ""  # the person's reason
     most: int = 0  # nodes in use at once until `limited` is due, after a limit on jobs was reached
     limited: Tries = Tries(first=FEWER_SECONDS, longest=8 * 3600.0)
     # times that every node was in back-off, without a shard done in between: 31 minutes in all
@@ -405,6 +409,11 @@ class State:
         """Digest of the announced checkpoint, which names its converted copy; None where none is converted."""
         announced = self.conversion.announced
         return None if announced is None else announced.digest
+
+    @property
+    def may_use_nodes(self) -> bool:
+        """Its end has not begun, and it is not paused."""
+        return self.ending.phase == Phase.RUNNING and self.nodes.paused_at is None
 
     @property
     def winding_down(self) -> bool:

@@ -40,6 +40,8 @@ and stays "built" while its shards are planned, queued and run; a node goes thro
       offered -> staging -> ready                                ready or staging -> back-off -> offered or ready
                                                                  any -> withdrawn -> offered, by a new offer
 
+A pause withdraws every node, and none is offered until it is resumed.
+
 and a job through
 
       intended -> submitted -> ended                             intended -> uncertain -> submitted or intended
@@ -256,6 +258,8 @@ _EVENTS: Mapping[type, Callable[[State, Any], Due]] = {
     ev.TrialHung: trials.hung,
     ev.StragglersFound: trials.straggle,
     ev.CancelAsked: ending.cancel,
+    ev.PauseAsked: nodes.pause,
+    ev.ResumeAsked: nodes.resume,
     ev.RetryAsked: ending.retry,
     ev.ResultsWritten: ending.results_written,
     ev.PriorityAsked: _prioritized,

@@ -74,8 +74,10 @@ class Notice(Record):
     noticed_at: float = 0.0  # unix seconds
     trained_values: str = Field(default="", pattern=r"^[0-9a-f]{0,16}$")  # names the ranks' files beside it
     seen: bool = False  # in a watched folder: perhaps half-written, since no training said that it is saved
-    command: Literal["evaluate", "rescore", "cancel", "retry", "release"] = "evaluate"
-    # of `submit`: what it printed; of `cancel` and `retry`: the name of a folder in the work folder, and no path
+    command: Literal["evaluate", "rescore", "cancel", "pause", "resume", "priority", "retry", "release"] = (
+        "evaluate"
+    )
+    # of `submit`: what it printed; of a command to an evaluation: the name of a folder in the work folder, and no path
     evaluation_id: str = Field(default="", pattern=r"^([A-Za-z0-9_-][A-Za-z0-9_.-]{0,250})?$")
     spec: SuiteSpec | None = None  # of `submit`: the suite, if neither a name nor a file means it
     record: EvaluationRecord | None = None  # of `rescore`

@@ -162,4 +162,7 @@ def submitted(known: State | None, priority: int) -> Submitted:
     if raised:
         return Submitted(what="priority-raised", said=raised, announce=True)
     kept = f"; its priority stays {before} (a submission lowers none)" if priority < before else ""
+    if known.nodes.paused_at is not None:
+        since = day(known.nodes.paused_at)
+        kept += f"; it is paused since {since}, and `evalspan resume {known.evaluation_id}` lets it go on"
     return Submitted(what="known", said=f"it is known already{kept}")

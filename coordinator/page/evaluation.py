@@ -33,7 +33,7 @@ from evaljobs.contract.columns import SUITE_MEAN
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import Built, Converted, Executed, Failed, Scored, Staged
 
-HALTS = ("stopped", "parked", "given up")  # statuses whose first warning says since when and why
+HALTS = ("stopped", "paused", "parked", "given up")  # statuses whose first warning says since when and why
 CALM = frozenset({"COMPLETED", "COMPLETING", "CANCELLED"})  # states of a job's end that need no word
 MOST_WORDS = 400  # characters of a note
 SCORE_COLUMNS = ("task", "measure", "value", "stderr", "higher_is_better", "documents", "n_shot", "version")

@@ -1,7 +1,7 @@
-"""Pauses of an evaluation: times in which no coordinator ran it and none of its jobs worked. Pure.
+"""Pauses of an evaluation: times in which it was paused, or no coordinator ran it, and none of its jobs worked. Pure.
 
-Rule: no coordinator ran an evaluation from the last sign of one to the `Restarted` of the next, and
-from its end to a retry. A sign is an event, or the journal's age (`runner.SIGN_SECONDS`). Jobs on
+Rule: a person's pause ends with the resumption, or with the results. No coordinator ran an evaluation from the last sign of
+one to the `Restarted` of the next, and from its end to a retry. A sign is an event, or the journal's age (`runner.SIGN_SECONDS`). Jobs on
 Slurm go on meanwhile; the time in which one worked or waited in the queue is no pause. Called by
 `measurements`.
 """
@@ -10,31 +10,50 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from coordinator.evaluation.events import AnyEvent, Restarted, ResultsWritten, RetryAsked
+from coordinator.evaluation.events import (
+    AnyEvent,
+    PauseAsked,
+    Restarted,
+    ResultsWritten,
+    ResumeAsked,
+    RetryAsked,
+)
 
 Span = tuple[float, float]  # start and end in unix seconds
 
 
 class Absences:
-    """Spans in which no coordinator ran an evaluation, from its events in order."""
+    """Spans in which an evaluation was paused, or no coordinator ran it, from its events in order; they do not overlap."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
         self._last = float("-inf")  # unix seconds of the latest event
         self._over: float | None = None  # unix seconds of the results, until a retry
 
+        self._paused: float | None = None  # unix seconds of a person's pause, until it is over
+
     def take(self, event: AnyEvent) -> None:
         match event:
-            case Restarted(seen_at=float(seen)) if self._over is None:
+            case PauseAsked() if self._paused is None and self._over is None:
+                self._paused = event.at
+            case ResumeAsked():
+                self._end_pause(event.at)
+            case Restarted(seen_at=float(seen)) if self._over is None and self._paused is None:
                 self._add(max(seen, self._last), event.at)
             case RetryAsked() if self._over is not None:
                 self._add(self._over, event.at)
                 self._over = None
             case ResultsWritten() if self._over is None:
+                self._end_pause(event.at)
                 self._over = event.at
             case _:
                 pass
         self._last = max(self._last, event.at)
+
+    def _end_pause(self, at: float) -> None:
+        if self._paused is not None:
+            self._add(self._paused, at)
+            self._paused = None
 
     def _add(self, start: float, end: float) -> None:
         if start < end:

@@ -253,6 +253,12 @@ class Coordinator:
         elif notice.command == "retry":
             self.evaluations.revive(name)
             self.evaluations.retry(name)
+        elif notice.command == "pause":
+            self.evaluations.pause(name, notice.reason)
+        elif notice.command == "resume":
+            self.evaluations.unpause(name)
+        elif notice.command == "priority":
+            self.evaluations.prioritize(name, notice.priority)
         elif notice.command == "release":
             self.offers.cordon(notice.nodes, clock.now() + notice.seconds)
         elif notice.record is not None:  # `rescore`, which is refused without one
@@ -291,6 +297,8 @@ class Coordinator:
             self.run(lambda: name in evaluations.running or bool(evaluations.lost(name)), tick)
             running = evaluations.running.get(name)
             resumes = running is not None and bool(running.state.ending.cancelled)  # by an earlier run
+            if running is not None and running.state.nodes.paused_at is not None:
+                evaluations.unpause(name)
             state = self.until_ended(name, tick)
             while resumes and not cancelled:
                 with suppress(OSError):  # on a full disk, retry once the evaluation has been read back

@@ -17,7 +17,7 @@ from coordinator.base import clock
 from coordinator.base.clock import Throttle
 from coordinator.cluster import Cluster, ClusterError, JobState, NodeState
 from coordinator.evaluation.events import MemoryOffered, NodesOffered, NodeWithdrawn, Offer
-from coordinator.evaluation.state import FEWER_SECONDS, Phase, State
+from coordinator.evaluation.state import FEWER_SECONDS, State
 from coordinator.runtime import gpu_names
 from coordinator.runtime.detect import limit_events
 from coordinator.runtime.registry import Evaluations
@@ -156,7 +156,7 @@ class NodeOffers:
         while self._offers:
             evaluation_id, nodes = self._offers.popleft()
             running = self._evaluations.running.get(evaluation_id)
-            if running is not None and running.state.ending.phase == Phase.RUNNING:
+            if running is not None and running.state.may_use_nodes:
                 self._evaluations.tell(evaluation_id, NodesOffered(at=now, offers=nodes))
             if time.monotonic() >= until:
                 return

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -63,9 +64,12 @@ class RunObserver(Messages, Protocol):
 
 
 class CallbackObserver:
-    """Follows a run for a caller without a screen. An interrupt cancels the evaluation."""
+    """Follows a run for a caller without a screen. An interrupt, or `stop`, cancels the evaluation."""
 
-    def __init__(self, progress: bool | Callable[[Progress], object]) -> None:
+    def __init__(
+        self, progress: bool | Callable[[Progress], object], stop: threading.Event | None = None
+    ) -> None:
+        self._stop = stop or threading.Event()
         self._tell = _print if progress is True else progress or None
         self._last: dict[str, tuple[Progress, float]] = {}  # with the time.monotonic of its call
 
@@ -86,7 +90,7 @@ class CallbackObserver:
                     raise KeyboardInterrupt
                 for summary in coordinator.evaluations.summaries():
                     self._show(summary, coordinator.evaluations.trouble)
-                return bool(signals.received)
+                return bool(signals.received) or self._stop.is_set()
 
             yield watch
         if signals.received:

@@ -25,7 +25,14 @@ from coordinator.base.disk_space import shortage
 from coordinator.base.isolate import isolated, traceback_of
 from coordinator.cluster import ClusterError, JobState
 from coordinator.errors import EvalspanError
-from coordinator.evaluation.events import AnyEvent, CancelAsked, PriorityAsked, RetryAsked
+from coordinator.evaluation.events import (
+    AnyEvent,
+    CancelAsked,
+    PauseAsked,
+    PriorityAsked,
+    ResumeAsked,
+    RetryAsked,
+)
 from coordinator.evaluation.records import EvaluationRecord, job_prefix
 from coordinator.evaluation.state import State
 from coordinator.intake import places
@@ -229,6 +236,14 @@ class Evaluations:
         for note in running.paths.verdicts.glob("*.hand"):  # items that killed their process may be run again
             note.unlink(missing_ok=True)
         self._ask(evaluation_id, RetryAsked(at=clock.now(), gone=running.gone()))
+
+    def pause(self, evaluation_id: str, reason: str) -> None:
+        """Take its nodes from it until `unpause`. OSError and KeyError as of `cancel`."""
+        self._ask(evaluation_id, PauseAsked(at=clock.now(), reason=reason))
+
+    def unpause(self, evaluation_id: str) -> None:
+        """Let it use nodes again. OSError and KeyError as of `cancel`."""
+        self._ask(evaluation_id, ResumeAsked(at=clock.now()))
 
     def prioritize(self, evaluation_id: str, priority: int) -> None:
         """Serve it in another order. OSError and KeyError as of `cancel`."""

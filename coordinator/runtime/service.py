@@ -292,8 +292,9 @@ def _leave_pin(pin: Path) -> None:
 def _phase(state: State) -> Literal["waiting", "started", "over"]:
     if state.ended_at is not None or state.ending.cancelled:
         return "over"
-    # a prefetch is no start; an evaluation that a person retried is never dropped as stale
-    started = state.ending.retried or any(n.lanes for n in state.nodes.by_name.values())
+    # a prefetch is no start; an evaluation that a person retried or paused is never dropped as stale
+    kept = state.ending.retried or state.nodes.paused_at is not None
+    started = kept or any(n.lanes for n in state.nodes.by_name.values())
     return "started" if started else "waiting"
 
 

@@ -19,6 +19,7 @@ from coordinator.evaluation.state import EntryState, JobInfo, Phase, State
 from coordinator.report.scores import ScoreValue, first_of_each, groups_of, scores_of, top_scores
 from coordinator.runtime.summary import (
     NO_SLOT,
+    PAUSED,
     WARNINGS,
     Lane,
     Node,
@@ -82,6 +83,8 @@ def summary_of(
         phase=state.ending.phase.name.lower(),
         stage=stage,
         cancelled=state.ending.cancelled,
+        paused_at=state.nodes.paused_at if state.ending.phase == Phase.RUNNING else None,
+        paused=state.nodes.paused,
         scored=sum(e.status == "scored" for e in state.entries),
         tasks=tuple(_tasks(state, scores)),
         shards=len(shards),
@@ -216,6 +219,8 @@ def stage_of(state: State, now: float, snapshot: QueueSnapshot | None = None) ->
         return "ending"
     if not state.shards.todo and not state.plans_later:
         return "scoring"
+    if state.nodes.paused_at is not None:
+        return PAUSED
     stage, jobs = _under_way(state)
     if stage == "inference":
         return _trials_stage(state, snapshot)

@@ -45,6 +45,7 @@ MOST_BYTES = 64 * 1024  # of a summary
 CUTS = (200, 60, 20, 5)  # members that its lists keep where it would be larger: the first that suffices
 CUT_TEXT = 200  # characters of an error then
 WARNINGS = 5  # of a summary: the last ones
+PAUSED = "paused"  # a person lets it use no node
 GIVEN_UP = "given up"  # only `retry` brings it back
 NOTHING_FREE = "nothing that it could run on is free"
 NO_SLOT = f"{NOTHING_FREE} (`evalspan status` says what is used)"
@@ -117,6 +118,8 @@ class Summary(Ended):
     stage: str = "unreadable"  # the furthest under way, in one or two words; "ended", "cancelled" at the end
     cancelled: str = ""  # why a person ended it, or ""
     parked: Parked | None = None
+    paused_at: float | None = None  # since when a person lets it use no node; None: it is not paused
+    paused: str = ""  # the person's reason
     fault: str = ""  # why its journal cannot be read
 
     entries: int = 0  # tasks of the suite
@@ -179,7 +182,7 @@ class Summary(Ended):
 
 
 class Halt(NamedTuple):
-    """Why an evaluation does not go on. `word`: stopped | parked | given up; `since`: unix seconds."""
+    """Why an evaluation does not go on. `word`: stopped | paused | parked | given up; `since`: unix seconds."""
 
     word: str
     since: float
@@ -194,6 +197,9 @@ def halt_of(summary: Summary | None, paths: EvaluationPaths, *, held: bool | Non
     """Of an evaluation that has not ended; None where it goes on. `held` as of `is_alive`."""
     if summary is not None and (parked := summary.parked) is not None:
         return Halt(GIVEN_UP if parked.until is None else "parked", parked.at, parked.error)
+    if summary is not None and summary.paused_at is not None:
+        goes_on = f"`evalspan resume {summary.evaluation_id}` lets it go on"
+        return Halt(PAUSED, summary.paused_at, f"{summary.paused}; {goes_on}")
     return None if is_alive(paths, held=held) else Halt("stopped", last_sign(paths), STOPPED)
 
 

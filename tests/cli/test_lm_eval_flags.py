@@ -4,8 +4,10 @@ import argparse
 import json
 import math
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -13,6 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lm_eval._cli.run import Run
 from lm_eval._cli.utils import key_val_to_dict
+from lm_eval.config.evaluate_config import EvaluatorConfig
+from lm_eval.utils import (
+    get_file_task_name,
+    get_latest_filename,
+    get_results_filenames,
+    get_sample_results_filenames,
+    make_table,
+)
 from support.toys import TASKS
 
 from coordinator.cli import app
@@ -26,6 +36,7 @@ from coordinator.cli.lm_eval_flags import (
     trial_settings,
 )
 from coordinator.cli.suite_options import Chosen
+from coordinator.errors import OperatorError
 
 EVAL = typer.main.get_command(app).commands["eval"]
 
@@ -45,13 +56,66 @@ def test_every_option_of_lm_eval_is_understood_or_refused_by_name():
     own = {option for parameter in EVAL.params for option in parameter.opts}
     for action in LM_EVAL._actions:
         long = next(o for o in action.option_strings if o.startswith("--")).replace("_", "-")
-        assert [long in own, long in REFUSED, long in NEEDLESS].count(True) == 1 or long in (
-            "--help",
-            "--config",
-        ), long
+        assert [long in own, long in REFUSED, long in NEEDLESS].count(True) == 1 or long == "--help", long
         for short in (o for o in action.option_strings if not o.startswith("--")):
-            # -s is the suite, -h the help, -C names lm_eval's own YAML, -v its log level
-            assert SHORT.get(short) == long or short in ("-s", "-h", "-C", "-v"), short
+            # -s is the suite, -h the help, -v its log level
+            assert SHORT.get(short) == long or short in ("-s", "-h", "-v"), short
+
+
+def test_each_refused_option_names_what_to_do_instead():
+    """And none of them is silently taken by the command."""
+    for option, instead in REFUSED.items():
+        with pytest.raises(OperatorError, match=re.escape(f"{option}: {instead}")):
+            rewritten([option], VALUED)
+
+
+def test_the_remote_code_flag_is_the_model_argument_that_lm_eval_makes_of_it():
+    """`submit` and `prepare`, which take no model arguments, refuse it by name."""
+    words = ["--trust_remote_code", "--tasks", "a", "--model_args", "pretrained=/m"]
+    assert read(*words)["model_args"] == {"trust_remote_code": True}
+    with pytest.raises(OperatorError, match="--trust-remote-code: say --model-args"):
+        rewritten(words, VALUED)
+
+
+YAML = """model: hf
+model_args: {pretrained: /m, dtype: float32}
+tasks: [a, b]
+num_fewshot: 0
+limit: 10
+gen_kwargs: {temperature: 0.5}
+apply_chat_template: true
+fewshot_as_multiturn: false
+log_samples: true
+use_cache: null
+seed: [7, 7, 7, 7]
+"""
+
+
+def test_the_yaml_of_lm_eval_means_what_it_means_to_lm_eval(tmp_path):
+    """`--config FILE.yaml`, or -C; an option on the command line counts before the file's value; false and null ask for nothing."""
+    file = tmp_path / "lm.yaml"
+    file.write_text(YAML)
+    theirs = EvaluatorConfig.load_yaml_config(str(file))
+    found = read("--config", str(file), "--limit", "3")
+    assert found == {
+        "checkpoint": theirs["model_args"]["pretrained"],
+        "model_args": {"dtype": "float32"},
+        "tasks": theirs["tasks"],
+        "num_fewshot": 0,
+        "limit": 3.0,
+        "gen_kwargs": theirs["gen_kwargs"],
+        "apply_chat_template": True,
+        "fewshot_as_multiturn": False,
+        "seed": 7,
+    }
+    assert read(f"-C={file}")["limit"] == theirs["limit"]
+    file.write_text("- a\n")
+    for wrong, why in ((file, "KEY: VALUE"), (tmp_path / "none.yaml", "cannot be read: No such file")):
+        with pytest.raises(OperatorError, match=why):
+            read("--config", str(wrong))
+    file.write_text("tasks: [a]\npredict_only: true\n")
+    with pytest.raises(OperatorError, match="--predict-only"):
+        read("M", "--config", str(file))
 
 
 def read(*words):
@@ -205,6 +269,23 @@ metric_list: [{metric: own_metric, aggregation: mean, higher_is_better: true}]
 """
 
 
+def read_as_visualizers_do(folder):
+    """lm_eval's table, and by task what scripts/zeno_visualize.py of its repository reads: prompts, labels, answers, metrics."""
+    files = [path.as_posix() for path in folder.rglob("*.json*")]
+    results = json.loads(Path(get_latest_filename(get_results_filenames(files))).read_text())
+    assert results["config"]["model_args"]
+    read = {}
+    for task, config in results["configs"].items():
+        samples = [f for f in get_sample_results_filenames(files) if get_file_task_name(Path(f).name) == task]
+        rows = [json.loads(line) for line in Path(get_latest_filename(samples)).read_text().splitlines()]
+        metrics = [metric["metric"] for metric in config["metric_list"]]
+        read[task.rpartition("/")[2], config["output_type"]] = [
+            (row["doc_id"], row["target"], row["arguments"], row["filtered_resps"], [row[m] for m in metrics])
+            for row in sorted(rows, key=lambda row: row["doc_id"])
+        ]
+    return sorted(make_table(results).splitlines()), read
+
+
 @pytest.mark.model
 def test_the_same_command_line_gives_the_digits_of_lm_eval(toy_model, tmp_path):
     """To the last digit, by the programs themselves, also of a YAML file with a metric of its own, typed relative to the current
@@ -228,7 +309,7 @@ def test_the_same_command_line_gives_the_digits_of_lm_eval(toy_model, tmp_path):
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout
 
-    run("lm_eval", "run", *line, "--output_path", str(tmp_path / "lm_eval"))
+    run("lm_eval", "run", *line, "--log_samples", "--output_path", str(tmp_path / "lm_eval"))
     (written,) = (tmp_path / "lm_eval").rglob("results_*.json")
     theirs = json.loads(written.read_text())["results"]
     ours = json.loads(run("evalspan", "eval", *line, "--json", "--output_path", str(tmp_path / "ours")))[
@@ -244,6 +325,7 @@ def test_the_same_command_line_gives_the_digits_of_lm_eval(toy_model, tmp_path):
 
     assert sorted(map(digits, ours.values()), key=str) == sorted(map(digits, theirs.values()), key=str)
     assert any(7.0 in found.values() for found in ours.values())
+    assert read_as_visualizers_do(tmp_path / "ours") == read_as_visualizers_do(tmp_path / "lm_eval")
     assert "from the same inputs; nothing was run" in run(
         "evalspan", "eval", *line, "-o", str(tmp_path / "own.json")
     )

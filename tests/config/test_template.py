@@ -5,11 +5,15 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from coordinator.cli import app
 from coordinator.cluster import NodeState
 from coordinator.cluster.daemon_job import probe_of
 from coordinator.config import loading, schema
+from coordinator.config.site_presets import site_preset, site_presets
 from coordinator.config.template import default_text
+from coordinator.errors import OperatorError
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = {".".join(location) for location, _ in schema.settings()}
@@ -126,3 +130,37 @@ def test_each_setting_that_a_message_or_a_page_names_is_there():
                 wrong.append(f"{place}: [{table}] {key}")
     assert wrong == []
     assert set(loading.OPTIONS) <= NAMES
+
+
+@pytest.mark.parametrize("name", site_presets())
+def test_a_preset_of_a_site_makes_a_file_that_loads_and_names_its_source(name, tmp_path, monkeypatch):
+    """Where no Slurm answers, only what is documented is written; what the documentation leaves open is said."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    preset, file = site_preset(name), tmp_path / "evalspan.toml"
+    done = CliRunner().invoke(app, ["init", str(file), "--site", name])
+    assert done.exit_code == 0, done.output
+    written = loading.load(file, {})
+    assert written.cluster.kind == "slurm"
+    for setting, value in preset.settings.items():
+        found = written.model_dump(mode="json")
+        for key in setting.split("."):
+            found = found[key]
+        assert found == value
+    head = file.read_text()[:1000]
+    assert (preset.source in head, preset.read in head) == (True, True)
+    said = " ".join(done.output.split())
+    assert f"{preset.title}: jobs are charged to an account" in said
+    assert "is left to `doctor`" in said
+    assert all(" ".join(note.split()) in said for note in preset.notes)
+    assert name in CliRunner().invoke(app, ["init", "-h"]).output, "the help names each site"
+    again = CliRunner().invoke(app, ["init", str(file), "--site", name, "--force", "--account", "mine"])
+    assert "charged to an account" not in again.output
+    assert loading.load(file, {}).cluster.account == "mine"
+
+
+def test_a_site_without_a_preset_is_refused_with_those_that_there_are(tmp_path):
+    refused = CliRunner().invoke(app, ["init", str(tmp_path / "x.toml"), "--site", "lumy"])
+    assert isinstance(refused.exception, OperatorError)
+    assert "did you mean 'lumi'" in str(refused.exception)
+    assert "clariden" in str(refused.exception)
+    assert not (tmp_path / "x.toml").exists()

@@ -117,6 +117,44 @@ def test_a_retry_at_any_moment_doubles_and_orphans_nothing(seed, nodes, asked, c
     world.run_to_scores()
 
 
+ON_NODES = ("stage", "trial", "host")
+
+
+@some(20)
+@given(seed=SEEDS, nodes=st.integers(1, 3), at=st.integers(0, 60))
+def test_a_pause_at_any_moment_gives_the_nodes_back_and_keeps_the_answers(seed, nodes, at):
+    """Whatever dies meanwhile, the coordinator too: no job is on a node until the evaluation is resumed, and then all is scored."""
+    world = World(seed, Faults(**BUSY), record(entries=5), nodes=nodes)
+    for _ in range(at):
+        world.tick()
+    if not world.state.may_use_nodes:
+        return
+
+    def on_nodes(world):
+        return [i for i in world.state.jobs.live.values() if i.job.purpose in ON_NODES]
+
+    answered = {name for name, shard in world.state.shards.by_name.items() if shard.frame is not None}
+    world.tell(ev.PauseAsked, reason="asked")
+    world.until(lambda w: not on_nodes(w))
+    for _ in range(20):
+        world.tick()
+        assert world.state.ended_at is not None or not on_nodes(world), world.summary()
+    assert not [name for name in answered if world.state.shards.by_name[name].frame is None]
+    assert replay(world.journal) == world.state
+    if world.state.ended_at is None:
+        world.tell(ev.ResumeAsked)
+    world.run_to_scores()
+
+
+def test_a_cancelled_evaluation_that_was_paused_uses_nodes_again_after_a_retry():
+    world = World(1, rec=record(entries=3)).until(inferring)
+    world.tell(ev.PauseAsked, reason="asked")
+    world.tell(ev.CancelAsked, reason="asked")
+    world.run()
+    world.tell(ev.RetryAsked)
+    world.run_to_scores()
+
+
 @some(13)
 @given(seed=SEEDS, nodes=st.integers(1, 3))
 def test_a_retry_of_what_runs_takes_nothing_from_it(seed, nodes):

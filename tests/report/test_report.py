@@ -303,6 +303,23 @@ def test_what_work_covers_is_no_pause(edges, work):
     assert within(left, 10, 30) == len([t for t in cells if 10 <= t < 30])
 
 
+def test_a_persons_pause_is_one_span_whatever_restarts_in_it():
+    """It ends with the resumption, or with the results; absences outside of it count as before."""
+    found = Absences()
+    for event in (
+        ev.PauseAsked(at=10.0, reason="asked"),
+        ev.Restarted(at=30.0, seen_at=20.0),
+        ev.PauseAsked(at=35.0, reason="again"),
+        ev.ResumeAsked(at=40.0),
+        ev.ResumeAsked(at=45.0),
+        ev.Restarted(at=60.0, seen_at=50.0),
+        ev.PauseAsked(at=70.0, reason="asked"),
+        ev.ResultsWritten(at=80.0),
+    ):
+        found.take(event)
+    assert found.spans == [(10.0, 40.0), (50.0, 60.0), (70.0, 80.0)]
+
+
 @pytest.fixture(scope="module")
 def world():
     """An evaluation that has ended; each of its trials ran from its job's start until its outcome."""

@@ -1,5 +1,6 @@
 """Laws of `coordinator.api`: in any thread, quiet, and interruptible; a submission is waited for until its end."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from dev_cluster import procs
@@ -156,6 +158,55 @@ def test_an_interrupt_cancels_the_evaluation_and_then_raises(toy_model, settings
         process.communicate("\n")
     reports = [json.loads(f.read_text()) for f in (tmp_path / "work").glob("*/report.json")]
     assert [made["status"] for made in reports] == ([] if fails else ["cancelled"])
+
+
+@pytest.mark.model
+def test_an_awaited_evaluation_leaves_the_loop_free_and_ends_with_its_task(
+    toy_model, settings, warm, monkeypatch
+):
+    """Of three at once, one runs to its scores, one is cancelled before its turn, and one while it runs: it ends as cancelled."""
+    monkeypatch.setenv("EVALSPAN_TRIAL_PROLOGUE", warm)
+    given = {"tasks": "toy_choice", "include_path": TASKS, "config": settings}
+
+    async def all_three():
+        loop, beats = asyncio.get_running_loop(), []
+
+        def stop(_progress):
+            loop.call_soon_threadsafe(third.cancel)
+
+        first = asyncio.create_task(evalspan.evaluate_async(toy_model, limit=4, **given))
+        second = asyncio.create_task(evalspan.evaluate_async(toy_model, limit=5, **given))
+        await asyncio.sleep(0)
+        second.cancel()
+        third = asyncio.create_task(evalspan.evaluate_async(toy_model, limit=6, progress=stop, **given))
+        while not (first.done() and second.done() and third.done()):
+            await asyncio.wait([first, second, third], timeout=0.1, return_when=asyncio.ALL_COMPLETED)
+            beats.append(1)
+        awaited = await evalspan.wait_async(first.result().evaluation_id, timeout=60, config=settings)
+        return first.result(), second.cancelled(), third.cancelled(), awaited, len(beats)
+
+    made, *cancelled, awaited, beats = asyncio.run(all_three())
+    assert (made.status, cancelled, awaited.rows()) == ("done", [True, True], made.rows())
+    assert beats > 1
+    found = [json.loads(f.read_text())["status"] for f in (settings.parent / "work").glob("*/report.json")]
+    assert sorted(found) == ["cancelled", "done"]
+    pandas = pytest.importorskip("pandas")
+    frame = evalspan.dataframe(made)
+    assert isinstance(frame, pandas.DataFrame)
+    assert frame.to_dict("records")[0]["task"] == "toy_choice"
+    assert len(evalspan.dataframe(made.rows(), "pandas")) == len(made.rows())
+
+
+def test_a_dataframe_without_its_library_says_what_to_install(monkeypatch):
+    """Polars where pandas is not there; else an ImportError that names both."""
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with_polars = SimpleNamespace(DataFrame=tuple)
+    monkeypatch.setitem(sys.modules, "polars", with_polars)
+    assert evalspan.dataframe([{"task": "a"}]) == ({"task": "a"},)
+    monkeypatch.setitem(sys.modules, "polars", None)
+    for library, said in ((None, "pandas or polars"), ("polars", "need polars: pip install polars")):
+        with pytest.raises(ImportError, match=said):
+            evalspan.dataframe([], library)
 
 
 CHOICE = {"suite": SUITE}

@@ -6,10 +6,11 @@ import shutil
 
 import pytest
 from support.commands import typed
-from support.daemons import SUITE, announce, daemon, notices, only, small, taken, until
+from support.daemons import SUITE, announce, daemon, notices, obey, only, small, taken, until
 from support.loops import coordinator_on
 from support.simulated.parts import record
 
+import evalspan
 from coordinator.base import clock
 from coordinator.base.clock import Throttle
 from coordinator.cli.commands import _nothing_to_do
@@ -21,10 +22,11 @@ from coordinator.evaluation.state import EntryState, Phase, State
 from coordinator.intake import from_settings, pending
 from coordinator.intake.inbox import Notice, leave
 from coordinator.intake.resubmit import submitted
+from coordinator.page.index import standing
 from coordinator.report.load_series import find_series
 from coordinator.runtime.service import RULES_SECONDS, Service
 from coordinator.runtime.submission import Submission, has_ended
-from coordinator.runtime.summary import Summary, Task, ended, known_by, write_summary
+from coordinator.runtime.summary import Summary, Task, ended, halt_of, known_by, read_summary, write_summary
 from coordinator.runtime.work_lock import DAEMON, WorkLock
 from evaljobs.contract.paths import EvaluationPaths
 
@@ -166,6 +168,50 @@ def test_a_higher_priority_is_taken_over_and_outlives_the_daemon(tmp_path):
     after = daemon(tmp_path / "work")
     after.coordinator.evaluations.resume_all()
     assert only(after).state.record.priority == 10
+
+
+def test_a_pause_outlives_the_daemon_until_it_is_resumed_and_a_priority_goes_up_and_down(tmp_path, lock):
+    """By the command line and from Python; the views say since when and why, and what lets it go on."""
+    place = small(tmp_path / "step-1")
+    ears = daemon(tmp_path / "work")
+    announce(ears, place)
+    ears.tick()
+    name = only(ears).state.evaluation_id
+    lock.acquire(DAEMON)
+
+    def after(*words):
+        assert "is asked for" in told(*words)
+        obey(ears.coordinator)
+        running = only(ears)
+        running._summary = None  # it is made at most once a second
+        running.write_summary()
+        return running.state
+
+    assert after("pause", name, "--reason", "GPUs for a deadline").nodes.paused == "GPUs for a deadline"
+    assert "paused since" in told("status")
+    assert f"GPUs for a deadline; `evalspan resume {name}` lets it go on" in told("status")
+    shown = status()["evaluations"][0]
+    assert (shown["stage"], shown["stopped"]) == ("paused", False)
+    assert standing(read_summary(EvaluationPaths(tmp_path / "work" / name)), halt(ears, name), 0.0)[
+        1
+    ].startswith("paused")
+    assert f"`evalspan resume {name}`" in submit(place)["note"]
+    again = daemon(tmp_path / "work")
+    again.coordinator.evaluations.resume_all()
+    assert only(again).state.nodes.paused_at is not None
+    assert after("priority", name, "-1").record.priority == -1
+    assert after("priority", name, "7").record.priority == 7
+    assert after("resume", name).nodes.paused_at is None
+    assert "asked for" in evalspan.pause(name[:12], reason="again")
+    assert "asked for" in evalspan.resume(name)
+    assert "asked for" in evalspan.prioritize(name, 2)
+    obey(ears.coordinator)
+    assert (only(ears).state.nodes.paused_at, only(ears).state.record.priority) == (None, 2)
+
+
+def halt(ears, name):
+    paths = EvaluationPaths(ears.paths.root / name)
+    return halt_of(read_summary(paths), paths, held=True)
 
 
 @pytest.mark.parametrize("reason", ["asked", "stale"])

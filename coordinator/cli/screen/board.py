@@ -20,7 +20,7 @@ from coordinator.base.words import about, by_reason, clock_time, first_of, secon
 from coordinator.cli.screen.standing import Shown, back_in, held_jobs, seconds_left
 from coordinator.report.scores import ScoreValue
 from coordinator.report.tables import Parts, Sheet
-from coordinator.runtime.summary import STOPPED, Lane, Summary
+from coordinator.runtime.summary import PAUSED, STOPPED, Lane, Summary
 
 HEADS = (
     "evaluation",
@@ -77,6 +77,8 @@ def board(found: Sequence[Shown], now: float, *, whole: bool = False) -> Iterato
 def _state(one: Shown, now: float) -> str:
     summary = one.summary
     if summary.ended_at is None:
+        if one.halt is not None and one.halt.word == PAUSED:
+            return f"paused since {clock_time(one.halt.since, now)}"
         since = clock_time(summary.accepted_at + one.age(now), now)
         return f"stopped since {since}" if one.stopped and not one.fault else one.stage
     missed = summary.entries - summary.scored
@@ -90,7 +92,7 @@ def _style(one: Shown) -> str:
         return "red"
     if one.summary.ended_at:
         return "dim" if one.stage == "cancelled" else ""
-    return "yellow" if one.stopped or one.stage == "waits" else "green"
+    return "yellow" if one.stopped or one.stage in ("waits", PAUSED) else "green"
 
 
 def _notes(one: Shown, now: float, *, whole: bool) -> Iterator[tuple[str, str]]:
@@ -99,6 +101,8 @@ def _notes(one: Shown, now: float, *, whole: bool) -> Iterator[tuple[str, str]]:
     yield one.fault, "red"
     for name, why in {**by_reason(summary.errors), **one.back_offs(now)}.items():
         yield f"{name}: {why}", "dim" if one.stage == "cancelled" else "red"
+    if one.halt is not None and one.halt.word == PAUSED:
+        yield f"paused: {one.halt.why}", "yellow"
     if one.stopped and not one.fault:
         yield STOPPED + f"; {one.jobs_left} of its jobs still run" * bool(one.jobs_left), "yellow"
     yellow = [] if one.stopped else one.waits_for(now)

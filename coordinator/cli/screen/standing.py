@@ -17,6 +17,7 @@ from coordinator.runtime.summaries import Summaries
 from coordinator.runtime.summary import (
     NO_SLOT,
     NOTHING_FREE,
+    PAUSED,
     Halt,
     Node,
     Summary,
@@ -56,7 +57,9 @@ class Shown:
 
     @property
     def stopped(self) -> bool:
-        return self.halt is not None and not (self.summary.parked and self.held)
+        if self.halt is None or self.halt.word == PAUSED:
+            return False
+        return not (self.summary.parked and self.held)
 
     @property
     def stage(self) -> str:
@@ -212,8 +215,9 @@ def held_jobs(summary: Summary, now: float, *, timed: bool = True) -> dict[str, 
 
 
 def seconds_left(summary: Summary, now: float) -> float | None:
-    """Predicted seconds until the last score, at least one; None before the plan, and while it is parked."""
-    return None if summary.done_at is None or summary.parked else max(1.0, summary.done_at - now)
+    """Predicted seconds until the last score, at least one; None before the plan, and while it is parked or paused."""
+    halted = summary.parked or summary.paused_at is not None
+    return None if summary.done_at is None or halted else max(1.0, summary.done_at - now)
 
 
 def ahead_of(evaluation_id: str, turns: Mapping[str, tuple[float, float]]) -> list[str]:

@@ -137,6 +137,7 @@ const clausesOf = ({ clauses }) => clauses.map(({ text, verdict, compared }) =>
 /** What to type for an evaluation that does not stand well. `text`: how it stands, in words. */
 function commandFor(id, word, text) {
   if (word === "stopped" && text.startsWith("stopped")) return command("evalspan daemon");
+  if (text.startsWith("paused")) return command(`evalspan resume ${quoted(id)}`);
   return word === "failed" || word === "cancelled" || text.startsWith("given up") ? command(`evalspan retry ${quoted(id)}`) : null;
 }
 

@@ -1,0 +1,70 @@
+"""Commands to one evaluation: pause, resume, priority. They are left for the process that runs it.
+
+Rule: the inbox is the way of every command. Where no process has the work folder, a pause is obeyed here, since jobs of the
+evaluation may hold nodes; the others wait for the next process. Called by `coordinator.api` and the command line.
+"""
+
+from __future__ import annotations
+
+from coordinator.config.schema import Config
+from coordinator.errors import OperatorError
+from coordinator.intake.inbox import Notice, leave
+from coordinator.intake.pending import waits_for_daemon
+from coordinator.intake.work_folder import refuse_guest
+from coordinator.runtime.journal import Journal, check_format
+from coordinator.runtime.summaries import find_folder
+from coordinator.runtime.summary import ended
+from coordinator.runtime.work_lock import WorkLock, is_daemon
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths
+
+ON_NODES = frozenset({"stage", "trial", "host"})  # purposes of jobs on nodes with GPUs
+
+
+def commanded_folder(config: Config, evaluation: str) -> EvaluationPaths:
+    """Return the folder of an evaluation that a command can reach. OperatorError."""
+    refuse_guest(config.work_dir)
+    folder = find_folder(config, evaluation)
+    check_format(folder.journal)
+    if not Journal.begun(folder.journal):
+        raise OperatorError(f"{folder.journal} is empty: the evaluation was never accepted; submit it again")
+    return folder
+
+
+def leave_command(paths: WorkPaths, notice: Notice, holder: str) -> str:
+    """Leave a command for `holder`, which has the work folder, and return what a person reads."""
+    leave(paths, notice)
+    later = f"; where {holder}, runs another evaluation, the next daemon obeys it"
+    return f"{notice.command} of {notice.evaluation_id} is asked for{'' if is_daemon(holder) else later}"
+
+
+def send_command(config: Config, evaluation: str, notice: Notice, daemon: str) -> str:
+    """Send a pause, resumption or priority, and return what a person reads. `daemon`: the command that starts one.
+
+    OperatorError where the evaluation has ended.
+    """
+    folder, paths = commanded_folder(config, evaluation), WorkPaths(config.work_dir)
+    name, notice = folder.root.name, notice.model_copy(update={"evaluation_id": folder.root.name})
+    if ended(folder) is not None:
+        raise OperatorError(f"{name} has ended: no {notice.command} can change it")
+    if holder := WorkLock(paths.lock).holder():
+        return leave_command(paths, notice, holder)
+    if notice.command == "pause":
+        return _pause_here(config, name, notice.reason)
+    leave(paths, notice)
+    return f"{notice.command} of {name} is asked for; {waits_for_daemon(holder, daemon)}"
+
+
+def _pause_here(config: Config, name: str, reason: str) -> str:
+    from coordinator.runtime.wiring import coordinator_of  # noqa: PLC0415 (`submit` loads no Redis client)
+
+    coordinator = coordinator_of(config)
+    with coordinator.in_charge("evalspan pause"):
+        try:
+            coordinator.evaluations.revive(name)
+            coordinator.evaluations.pause(name, reason)
+        except KeyError as error:
+            raise OperatorError(str(error.args[0])) from error
+        state = coordinator.evaluations.running[name].state
+        coordinator.run(lambda: not any(info.job.purpose in ON_NODES for info in state.jobs.live.values()))
+    coordinator.evaluations.close()
+    return f"{name} is paused: none of its jobs holds a node; `evalspan resume {name}` lets it go on"
