@@ -1,0 +1,198 @@
+"""Is the candidate worse than the reference, told from as many documents as that takes? Pure.
+
+Rule: documents are asked in an order that is a stratified random sample at each of its places, so what was asked says what
+the others would. Error and interval are of the *full score over this set of documents*: n of N documents asked are as good
+as n / (1 - n / N) of an endless set, and all N leave no error. The yardstick is the normal mixture's confidence sequence
+(Robbins 1970; Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas 2021), which holds at all looks at once, so that anyone may
+look after each shard and stop for any reason; a verdict once given stands. Differences are candidate less reference, and
+positive is better.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Literal
+
+from coordinator.verdicts.paired import ALPHA, POWER, interval, paired
+
+if TYPE_CHECKING:
+    from coordinator.verdicts.paired import Values
+
+ScreenVerdict = Literal["worse", "not worse", "open"]
+
+WORST_FLIPS = (
+    0.5  # variance of a difference of two 0/1 answers that are independent and right half of the time
+)
+EXPECTED_FLIPS = (
+    0.1  # share of documents whose answer differs between neighbouring checkpoints, where it is not known
+)
+FEWEST = 30  # documents asked, below which there is no verdict but of the whole set
+UNSEEN = 2.0  # documents added to the variance that differ by `span`: rare flips are not told to be none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """Is the candidate's score lower than the reference's by more than `max_drop`?"""
+
+    max_drop: float  # in the metric's unit; above 0
+    level: float = ALPHA  # probability of a false "worse", and of a false "not worse", over all looks
+    power: float = (
+        POWER  # with which a test of fixed size, at whose size this one is sharpest, would say "not worse"
+    )
+    flips: float = (
+        EXPECTED_FLIPS  # expected variance of a document's difference, which sharpens and proves nothing
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What the documents asked so far say."""
+
+    verdict: ScreenVerdict  # "open" of a whole set: its score is lower by more, but no more than by chance of its documents
+    asked: int
+    documents: int  # of the whole set
+    difference: float  # of the full scores, as estimated; NaN where none is asked
+    low: float  # 95 % interval of that difference, over all looks; equal to `difference` once all are asked
+    high: float
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether more documents would change nothing: the question is answered, or no document is left."""
+        return self.verdict != "open" or self.asked == self.documents
+
+
+def asking_order(strata: Sequence[Hashable], seed: int) -> list[int]:
+    """Return the documents' numbers in the order in which to ask them, fixed by `strata` and `seed`.
+
+    `strata`: of each document, such as (group, cluster). Within a stratum the order is random; of each prefix of the order,
+    the number of a stratum's documents is within two of its share.
+    """
+    members: dict[Hashable, list[int]] = defaultdict(list)
+    for number, stratum in enumerate(strata):
+        members[stratum].append(number)
+    places: list[tuple[float, float, int]] = []
+    for numbers in members.values():
+        offset = _drawn(seed, "stratum", numbers[0])
+        shuffled = sorted((_drawn(seed, "document", number), number) for number in numbers)
+        places += [
+            ((rank + offset) / len(numbers), drawn, number) for rank, (drawn, number) in enumerate(shuffled)
+        ]
+    return [number for *_, number in sorted(places)]
+
+
+def _drawn(seed: int, kind: str, number: int) -> float:
+    """A uniform number of [0, 1), the same on each machine and in each version."""
+    digest = blake2b(f"{seed}:{kind}:{number}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64
+
+
+def judge(
+    differences: Values,
+    documents: int,
+    question: Question,
+    *,
+    span: float = 1.0,
+    clusters: Sequence[Any] | None = None,
+) -> Answer:
+    """Answer the question as far as the documents asked tell; may be called after each shard.
+
+    `differences`: of the documents asked so far, an array in the asking order, candidate less reference, higher is better (the
+    caller turns the sign of a metric whose lower values are better); without NaN. `documents`: of the whole set. `span`: largest
+    difference that one document can make, 1 for shares. `clusters`: of the documents asked, where the task has them.
+
+    "not worse": the full score is not lower by more than max_drop. "worse": it is, and by more than chance of the set's
+    documents brings about where nothing changed, for which documents (or clusters) are taken as drawn from an endless set.
+    ValueError: there are more differences than documents.
+    """
+    import numpy as np  # noqa: PLC0415 (other commands start without it)
+
+    asked = len(differences)
+    if asked > documents:
+        raise ValueError(f"{asked} differences of {documents} documents")
+    if not asked:
+        return Answer(
+            verdict="open", asked=0, documents=documents, difference=math.nan, low=-math.inf, high=math.inf
+        )
+    mean = float(np.mean(differences))
+    squares = float(((differences - mean) ** 2).sum()) + UNSEEN * span**2
+    variance = squares / asked
+    size = math.inf if asked == documents else asked / (1 - asked / documents)
+    sharpest = documents_needed(
+        question.max_drop, question.flips, level=2 * question.level, power=question.power
+    )
+    half = _reach(size, ALPHA, sharpest) * math.sqrt(variance)
+    sure = _reach(size, 2 * question.level, sharpest) * math.sqrt(variance)
+    verdict: ScreenVerdict = "open"
+    if asked < min(FEWEST, documents):
+        pass
+    elif mean - sure >= -question.max_drop:
+        verdict = "not worse"
+    elif mean + sure < -question.max_drop and _is_no_chance(
+        differences, documents, question, sharpest, clusters
+    ):
+        verdict = "worse"
+    return Answer(
+        verdict=verdict,
+        asked=asked,
+        documents=documents,
+        difference=mean,
+        low=mean - half,
+        high=mean + half,
+    )
+
+
+def _is_no_chance(
+    differences: Values, documents: int, question: Question, sharpest: float, clusters: Sequence[Any] | None
+) -> bool:
+    """Whether a drop is larger than the choice of the set's documents explains; of a whole set as `gate` says it."""
+    import numpy as np  # noqa: PLC0415
+
+    one = paired(np.zeros_like(differences), differences, clusters)
+    if isinstance(one, str):
+        return False
+    if len(differences) == documents:
+        return interval(one, 1 - question.level)[1] < 0
+    error = one.stderr * math.sqrt(one.documents)
+    return one.difference + _reach(one.documents, 2 * question.level, sharpest) * error < 0
+
+
+def _reach(size: float, alpha: float, sharpest: float) -> float:
+    """Half the width of a (1 - alpha) confidence sequence of a mean of unit variance, after `size` documents of an endless
+    set. `sharpest`: size at which it is narrowest for its level; it holds at all.
+    """
+    if math.isinf(size):
+        return 0.0
+    wide = math.log(1 / alpha**2)
+    prior = sharpest / (wide + math.log(1 + wide))
+    return math.sqrt((size + prior) * (wide + math.log((size + prior) / prior))) / size
+
+
+def documents_needed(
+    change: float, flips: float = WORST_FLIPS, *, level: float = ALPHA, power: float = POWER
+) -> float:
+    """Return how many documents show a true change with `power` in a paired test at the two-sided `level`.
+
+    `flips`: mean square of a document's difference; of a 0/1 metric the share of documents whose answer differs. At least 1.
+    """
+    variance = max(flips, abs(change)) - change**2  # a change cannot be larger than the share that differs
+    return max(1.0, _quantiles(level, power) ** 2 * variance / change**2)
+
+
+def detectable_change(
+    documents: int, flips: float = WORST_FLIPS, *, level: float = ALPHA, power: float = POWER
+) -> float:
+    """Return the true change that so many documents show: the inverse of `documents_needed`; at most 1."""
+    ratio = _quantiles(level, power) ** 2 / documents
+    change = math.sqrt(ratio * flips / (1 + ratio))
+    return change if change <= flips else ratio / (1 + ratio)
+
+
+def _quantiles(level: float, power: float) -> float:
+    """Standard errors of a change that is seen with `power` at the two-sided `level`."""
+    from scipy import special  # noqa: PLC0415
+
+    return float(special.ndtri(1 - level / 2) + special.ndtri(power))
