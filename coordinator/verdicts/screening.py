@@ -31,7 +31,8 @@ EXPECTED_FLIPS = (
     0.1  # share of documents whose answer differs between neighbouring checkpoints, where it is not known
 )
 FEWEST = 30  # documents asked, below which there is no verdict but of the whole set
-UNSEEN = 2.0  # documents added to the variance that differ by `span`: rare flips are not told to be none
+UNSEEN = 2.0  # documents that differ by `span`, added to those asked and to those left: rare flips are not told to be none
+OVERSHOOT = 0.5826  # standard deviations of a step by which a sum of steps crosses a line, on average
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,80 +96,76 @@ def judge(
     documents: int,
     question: Question,
     *,
+    apart: int = 1,
     span: float = 1.0,
     clusters: Sequence[Any] | None = None,
 ) -> Answer:
     """Answer the question as far as the documents asked tell; may be called after each shard.
 
     `differences`: of the documents asked so far, an array in the asking order, candidate less reference, higher is better (the
-    caller turns the sign of a metric whose lower values are better); without NaN. `documents`: of the whole set. `span`: largest
-    difference that one document can make, 1 for shares. `clusters`: of the documents asked, where the task has them.
+    caller turns the sign of a metric whose lower values are better); without NaN. `documents`: of the whole set. `apart`:
+    documents between two looks, at least: fewer looks make a narrower interval. `span`: largest difference that one document
+    can make, 1 for shares. `clusters`: of the documents asked, where the task has them.
 
     "not worse": the full score is not lower by more than max_drop. "worse": it is, and by more than chance of the set's
     documents brings about where nothing changed, for which documents (or clusters) are taken as drawn from an endless set.
     ValueError: there are more differences than documents.
     """
-    import numpy as np  # noqa: PLC0415 (other commands start without it)
-
-    asked = len(differences)
-    if asked > documents:
+    asked, left = len(differences), documents - len(differences)
+    if left < 0:
         raise ValueError(f"{asked} differences of {documents} documents")
     if not asked:
-        return Answer(
-            verdict="open", asked=0, documents=documents, difference=math.nan, low=-math.inf, high=math.inf
-        )
-    mean = float(np.mean(differences))
-    squares = float(((differences - mean) ** 2).sum()) + UNSEEN * span**2
-    variance = squares / asked
-    size = math.inf if asked == documents else asked / (1 - asked / documents)
-    sharpest = documents_needed(
-        question.max_drop, question.flips, level=2 * question.level, power=question.power
+        nothing = {"difference": math.nan, "low": -math.inf, "high": math.inf}
+        return Answer(verdict="open", asked=0, documents=documents, **nothing)
+    mean = float(differences.mean())
+    variance = float(((differences - mean) ** 2).mean()) + UNSEEN * span**2 / max(1, min(asked, left))
+    size, before = (
+        count / (1 - count / documents) for count in (min(asked, documents - 1), max(0, asked - apart))
     )
-    half = _reach(size, ALPHA, sharpest) * math.sqrt(variance)
-    sure = _reach(size, 2 * question.level, sharpest) * math.sqrt(variance)
+    sharpest = _sharpest(question)
+
+    def reach(alpha: float) -> float:
+        return _reach(size, before, alpha, sharpest) * math.sqrt(variance) if left else 0.0
+
+    half, sure = reach(ALPHA), reach(2 * question.level)
     verdict: ScreenVerdict = "open"
-    if asked < min(FEWEST, documents):
-        pass
-    elif mean - sure >= -question.max_drop:
-        verdict = "not worse"
-    elif mean + sure < -question.max_drop and _is_no_chance(
-        differences, documents, question, sharpest, clusters
-    ):
-        verdict = "worse"
-    return Answer(
-        verdict=verdict,
-        asked=asked,
-        documents=documents,
-        difference=mean,
-        low=mean - half,
-        high=mean + half,
-    )
+    if asked >= FEWEST or not left:
+        if mean - sure >= -question.max_drop:
+            verdict = "not worse"
+        elif mean + sure < -question.max_drop and _is_no_chance(differences, left, question, apart, clusters):
+            verdict = "worse"
+    ends = {"difference": mean, "low": mean - half, "high": mean + half}
+    return Answer(verdict=verdict, asked=asked, documents=documents, **ends)
 
 
 def _is_no_chance(
-    differences: Values, documents: int, question: Question, sharpest: float, clusters: Sequence[Any] | None
+    differences: Values, left: int, question: Question, apart: int, clusters: Sequence[Any] | None
 ) -> bool:
     """Whether a drop is larger than the choice of the set's documents explains; of a whole set as `gate` says it."""
-    import numpy as np  # noqa: PLC0415
-
-    one = paired(np.zeros_like(differences), differences, clusters)
+    one = paired(0 * differences, differences, clusters)
     if isinstance(one, str):
         return False
-    if len(differences) == documents:
+    if not left:
         return interval(one, 1 - question.level)[1] < 0
-    error = one.stderr * math.sqrt(one.documents)
-    return one.difference + _reach(one.documents, 2 * question.level, sharpest) * error < 0
+    size = one.documents
+    reach = _reach(size, max(0, size - apart), 2 * question.level, _sharpest(question))
+    return one.difference + reach * one.stderr * math.sqrt(size) < 0
 
 
-def _reach(size: float, alpha: float, sharpest: float) -> float:
+def _sharpest(question: Question) -> float:
+    """Documents at which the sequence is narrowest."""
+    return documents_needed(question.max_drop, question.flips, level=2 * question.level, power=question.power)
+
+
+def _reach(size: float, before: float, alpha: float, sharpest: float) -> float:
     """Half the width of a (1 - alpha) confidence sequence of a mean of unit variance, after `size` documents of an endless
-    set. `sharpest`: size at which it is narrowest for its level; it holds at all.
+    set. `before`: at the look before; between two looks no sum can cross, for which Siegmund's correction (1985) makes it narrower.
+    `sharpest`: size at which it is narrowest for its level; it holds at all.
     """
-    if math.isinf(size):
-        return 0.0
     wide = math.log(1 / alpha**2)
     prior = sharpest / (wide + math.log(1 + wide))
-    return math.sqrt((size + prior) * (wide + math.log((size + prior) / prior))) / size
+    edge = math.sqrt((size + prior) * (wide + math.log((size + prior) / prior)))
+    return (edge - OVERSHOOT * math.sqrt(size - before)) / size
 
 
 def documents_needed(
