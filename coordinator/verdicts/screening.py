@@ -45,8 +45,12 @@ class Question:
         POWER  # with which a test of fixed size, at whose size this one is sharpest, would say "not worse"
     )
     flips: float = (
-        EXPECTED_FLIPS  # expected variance of a document's difference, which sharpens and proves nothing
+        EXPECTED_FLIPS  # expected variance of a document's difference: it sharpens, and proves nothing
     )
+
+    def __post_init__(self) -> None:
+        if not (self.max_drop > 0 and 0 < self.level < 0.5 <= self.power < 1 and self.flips > 0):
+            raise ValueError(f"{self}: max_drop and flips are above 0, level below 0.5, power from 0.5 to 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +73,8 @@ class Answer:
 def asking_order(strata: Sequence[Hashable], seed: int) -> list[int]:
     """Return the documents' numbers in the order in which to ask them, fixed by `strata` and `seed`.
 
-    `strata`: of each document, such as (group, cluster). Within a stratum the order is random; of each prefix of the order,
-    the number of a stratum's documents is within two of its share.
+    `strata`: of each document, such as (group, cluster). Within a stratum the order is random, and strata are interleaved: each
+    prefix of the order has nearly its share of each stratum's documents.
     """
     members: dict[Hashable, list[int]] = defaultdict(list)
     for number, stratum in enumerate(strata):
@@ -176,20 +180,20 @@ def documents_needed(
     `flips`: mean square of a document's difference; of a 0/1 metric the share of documents whose answer differs. At least 1.
     """
     variance = max(flips, abs(change)) - change**2  # a change cannot be larger than the share that differs
-    return max(1.0, _quantiles(level, power) ** 2 * variance / change**2)
+    return max(1.0, errors_needed(level, power) ** 2 * variance / change**2)
 
 
 def detectable_change(
     documents: int, flips: float = WORST_FLIPS, *, level: float = ALPHA, power: float = POWER
 ) -> float:
     """Return the true change that so many documents show: the inverse of `documents_needed`; at most 1."""
-    ratio = _quantiles(level, power) ** 2 / documents
+    ratio = errors_needed(level, power) ** 2 / documents
     change = math.sqrt(ratio * flips / (1 + ratio))
     return change if change <= flips else ratio / (1 + ratio)
 
 
-def _quantiles(level: float, power: float) -> float:
-    """Standard errors of a change that is seen with `power` at the two-sided `level`."""
+def errors_needed(level: float, power: float) -> float:
+    """Return how many standard errors a change has that is seen with `power` at the two-sided `level`."""
     from scipy import special  # noqa: PLC0415
 
     return float(special.ndtri(1 - level / 2) + special.ndtri(power))
