@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from bench.harness import Options, command, option, row, say, targets
 from bench.portfolio import instance_text
 from coordinator.planning.instance import parse_instance
 from coordinator.verdicts.paired import ALPHA, Paired, interval
-from coordinator.verdicts.screening import Question, judge
+from coordinator.verdicts.screening import Question, documents_needed, judge
 
 HERE = Path(__file__).parent
 DROPS = (0.0, 0.01, 0.02, 0.05)
@@ -150,10 +151,80 @@ def small(rng: Any, options: Options) -> Rows:
         )
 
 
+def peers(rng: Any, options: Options) -> Rows:
+    """Documents that other sequential tests ask until they say "not worse" where nothing changed, 10,042 of which 10 % differ."""
+    count, level, edge = 10_042, 0.05, -options.max_drop
+    looks = np.append(np.arange(math.ceil(count / LOOKS), count, math.ceil(count / LOOKS)), count)
+    question = Question(max_drop=options.max_drop)
+    boundary = alpha_spending(rng, looks, count, question, level)
+    for change, what in ((0.0, "asked where nothing changed"), (edge - 0.0003, "false at the edge")):
+        pair = np.repeat(
+            [1.0, -1.0, 0.0], [round(count * (0.05 + change / 2)), round(count * (0.05 - change / 2)), count]
+        )
+        asked: dict[str, list[float]] = defaultdict(list)
+        for _ in range(options.orders // 5):
+            values = rng.permutation(pair[:count])
+            means = np.cumsum(values)[looks - 1] / looks
+            errors = np.sqrt(np.maximum(1e-12, np.cumsum(values**2)[looks - 1] / looks - means**2))
+            seen = endless(looks, count)
+            over = {
+                "mixture (ours)": [
+                    judge(values[:n], count, question, apart=looks[0]).verdict == "not worse"
+                    for n in looks[:-1]
+                ],
+                "betting": betting(values, edge, looks, level)[:-1],
+                "alpha spending": ((means - edge) / errors * np.sqrt(seen) > boundary)[:-1],
+            }
+            for name, each in over.items():
+                at = int(np.argmax(each)) if any(each) else len(looks) - 1
+                asked[name].append(looks[at] / count)
+        for name, each in asked.items():
+            value = float(np.mean(each)) if change == 0 else float(np.mean(np.array(each) < 1))
+            yield row(f"{name}: {what}", value, 1.0 if change == 0 else level + 0.02)
+
+
+def endless(looks: Any, count: int) -> Any:
+    """Documents of an endless set that are as good."""
+    return looks / np.maximum(1e-9, 1 - looks / count)
+
+
+def alpha_spending(rng: Any, looks: Any, count: int, question: Question, level: float) -> Any:
+    """Edges of Lan's and DeMets' spending function of O'Brien and Fleming, one-sided, over as many documents as give the power."""
+    seen = endless(looks, count)
+    most = 1.05 * documents_needed(question.max_drop, question.flips, level=2 * level, power=question.power)
+    steps = np.sqrt(np.diff(seen, prepend=0.0))
+    sums = np.cumsum(rng.normal(size=(200_000, len(looks))) * steps, 1) / np.sqrt(seen)
+    edges, spent, alive = np.full(len(looks), np.inf), 0.0, np.ones(len(sums), bool)
+    for k, share in enumerate(np.minimum(1, seen / most)):
+        due = 2 * stats.norm.sf(stats.norm.isf(level / 2) / math.sqrt(share)) - spent
+        if due * len(sums) >= 1:
+            edges[k] = np.quantile(sums[alive, k], 1 - due * len(sums) / alive.sum())
+            spent, alive = spent + due, alive & (sums[:, k] <= edges[k])
+    return edges
+
+
+def betting(values: Any, edge: float, looks: Any, level: float) -> Any:
+    """At each look: is the capital of Waudby-Smith's and Ramdas' bets (aGRAPA, without replacement) against `edge` large enough?"""
+    shares, count = (1 + values) / 2, len(values)
+    order = np.arange(1, count + 1)
+    before = np.cumsum(shares) - shares
+    mean = (0.5 + before) / order
+    variance = (0.25 + np.cumsum((shares - mean) ** 2) - (shares - mean) ** 2) / order
+    null = np.clip((count * (1 + edge) / 2 - before) / (count - order + 1), 1e-6, 1)
+    bets = np.clip((mean - null) / (variance + (mean - null) ** 2), 0, 0.5 / null)
+    capital = np.cumsum(np.log1p(bets * (shares - null)))
+    return np.maximum.accumulate(capital)[looks - 1] >= math.log(1 / level)
+
+
 def measure(options: Options) -> tuple[Any, bool]:
     rng = np.random.default_rng(options.seed)
     pairs = pairs_of(Path(options.answers))
-    rows = [*coverage(rng, options, pairs), *small(rng, options), *portfolio(rng, options, pairs)]
+    rows = [
+        *coverage(rng, options, pairs),
+        *small(rng, options),
+        *peers(rng, options),
+        *portfolio(rng, options, pairs),
+    ]
     return targets(rows, **vars(options))
 
 
