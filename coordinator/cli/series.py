@@ -97,12 +97,15 @@ class Report(_Scores, Printed):
 
     evalspan report --series runs/7b --gpu-hour-price 2.10
 
+    evalspan report --series runs/7b --signal
+
     evalspan report step-1000-core-1a2b3c4d --html report.html
     """
 
     dense: bool = flag("Also dense signals: gold bits a byte and probability, margin.", "--dense")
     as_csv: bool = flag("Print CSV: a line per checkpoint and score.", "--csv")
     whole: bool = flag("With --series: all checkpoints, and a chart of every score.", "--all")
+    signal: bool = flag("With --series: signal and noise of each task, and what it takes.", "--signal")
     html: Path | None = HTML
     trace: Path | None = option("Write the jobs' spans as a Chrome trace (for Perfetto).", "--trace")
     verbose: bool = VERBOSE
@@ -110,11 +113,17 @@ class Report(_Scores, Printed):
     def run(self) -> None:
         settings = self.priced()
         self.check_one()
+        if self.signal and (self.series is None or self.html is not None or self.as_csv):
+            raise OperatorError("--signal is of --series FOLDER, without --html and --csv")
         if self.html is not None or self.trace is not None:
             self._write(settings)
         elif self.series is not None or self.as_csv:
-            scores = self.as_csv or self.as_json
-            self._show_series(*self.made(settings, scores=scores, dense=self.dense))
+            scores = self.as_csv or self.as_json or self.signal
+            series, trainings = self.made(settings, scores=scores, dense=self.dense)
+            if self.signal:
+                self._show_signals(settings, series)
+            else:
+                self._show_series(series, trainings)
         else:
             self._show(settings)
 
@@ -136,6 +145,17 @@ class Report(_Scores, Printed):
             )
         if self.trace is not None:
             write_trace(settings, name, self.trace)
+
+    def _show_signals(self, settings: Config, series: Series) -> None:
+        from coordinator.report.series_screen import slot_of
+        from coordinator.report.signals import seconds_of, show_signals, signals_of
+        from coordinator.report.tables import print_parts
+
+        rows = signals_of(series, seconds_of(settings.work_dir, series.points))
+        if self.as_json:
+            show_json({"schema_version": 1, "signals": rows})
+        else:
+            print_parts(stdout(), *show_signals(rows, slot_of(series.points)))
 
     def _show_series(self, series: Series, trainings: list[Training]) -> None:
         from coordinator.report.learning_curves import to_csv, to_json

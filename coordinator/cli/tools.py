@@ -30,6 +30,7 @@ from coordinator.cli.app import (
     writing,
 )
 from coordinator.errors import ExitCode, OperatorError
+from coordinator.verdicts.paired import POWER
 from evaljobs.contract.paths import WorkPaths
 
 if TYPE_CHECKING:
@@ -44,9 +45,11 @@ app.add_typer(priors, name="priors")
 class Plan(Printed):
     """Predict a suite's or an instance's makespan: lanes, lower bound, and more or fewer nodes.
 
-    Examples:
+    With --detect: how many documents of each task show such a change. Examples:
 
     evalspan plan --suite core --nodes 4 --model-size 7b --hardware a100
+
+    evalspan plan --suite core --detect 0.01
 
     evalspan plan --instance instance.json --json
     """
@@ -60,6 +63,8 @@ class Plan(Printed):
     hardware: str = option('GPU type, or "cpu".', default="a100")
     tokenizer: str | None = option("Checkpoint, or its Hub id, whose request sets are prepared.")
     save_instance: Path | None = option("With --suite: write its instance here, for --instance.")
+    detect: float | None = option("Change of a score: how many documents show it, and what today's show.")
+    power: float = option("With --detect: probability of seeing the change.", default=POWER)
 
     def run(self) -> None:
         from coordinator.planning.instance import plan_instance, what_if
@@ -68,7 +73,11 @@ class Plan(Printed):
 
         if (self.instance is None) == (self.suite is None):
             raise OperatorError("name an --instance file or a --suite")
+        self._check_detect()
         text = self._of_suite() if self.instance is None else self._of_file(self.instance)
+        if self.detect is not None:
+            self._show_detection(text, self.detect)
+            return
         try:
             made, more = plan_instance(text), what_if(text)
         except ValueError as error:
@@ -80,9 +89,42 @@ class Plan(Printed):
         said = f"planned makespan {makespan:.1f} s, lower bound {bound:.1f} s, ratio {makespan / bound:.4f}"
         print_parts(stdout(), said, "", lane_table(made["lanes"]), "", more["sentence"])
 
+    def _check_detect(self) -> None:
+        if self.detect is None and "power" in self.given:
+            raise OperatorError("--power is of --detect CHANGE")
+        if self.detect is not None and not 0 < self.detect < 1:
+            raise OperatorError(
+                f"--detect is a change of a score between 0 and 1, such as 0.01, not {self.detect:g}"
+            )
+        if not 0.5 <= self.power < 1:
+            raise OperatorError(
+                f"--power is a probability from 0.5 to below 1, such as 0.8, not {self.power:g}"
+            )
+
+    def _show_detection(self, text: str, change: float) -> None:
+        """Of the instance's data sets; of a suite by the flips of its evaluations in the work folder."""
+        from coordinator.intake.from_settings import settled
+        from coordinator.planning.instance import parse_instance
+        from coordinator.report.detection import detection_of, find_flips, show_detection
+        from coordinator.report.tables import print_parts
+
+        try:
+            sets = [one.model_dump() for one in parse_instance(text).datasets]
+        except ValueError as error:
+            raise OperatorError(f"{self.instance or self.suite}: {error}") from error
+        flips = {}
+        if self.suite is not None:
+            settings = self.settings()
+            flips = find_flips(settings.work_dir, settled(settings, self.suite).name)
+        found = detection_of(sets, flips, change, self.power)
+        if self.as_json:
+            show_json(found)
+        else:
+            print_parts(stdout(), *show_detection(found))
+
     def _of_file(self, file: Path) -> str:
         """OperatorError where an option that describes a suite's run was typed."""
-        known = {"instance", "as_json", "config", "work_dir"}
+        known = {"instance", "as_json", "config", "work_dir", "detect", "power"}
         if typed := [f"--{name.replace('_', '-')}" for name in self.given if name not in known]:
             raise OperatorError(f"{', '.join(typed)}: for --suite; an --instance file has its own values")
         try:
