@@ -188,6 +188,7 @@ def notify(
     rank: int | None = None,
     sums: bool = False,
     fingerprint: object = None,
+    final: bool = False,
 ) -> bool:
     """Announce that `checkpoint` is durable on shared storage; True where the notice was queued.
 
@@ -197,7 +198,8 @@ def notify(
     thread first hashes the files (needs xxhash) and writes evalspan.sums.json beside them, so that
     staging detects later corruption. `fingerprint`: the model that was saved, a mapping from name to
     tensor, or `fingerprint_logits`: trials compare what they load with values at a few positions of each tensor.
-    Call it then on each rank, before the model changes. Returns in well under 5 ms; never raises.
+    Call it then on each rank, before the model changes. `final`: the training's last checkpoint, which is asked each task
+    whatever its `every` says. Returns in well under 5 ms; never raises.
     """
     collects = gc.isenabled()
     try:
@@ -218,6 +220,7 @@ def notify(
             "suite": str(suite),
             "priority": int(priority),
             "noticed_at": time.time(),
+            **({"final": True} if final else {}),  # daemons of before know no such field
             "_work_dir": os.path.abspath(folder),
             "_sums": bool(sums),
             "_taken": taken,

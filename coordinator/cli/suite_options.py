@@ -22,6 +22,7 @@ class Chosen(Printed):
     tasks: str | None = option("Tasks of lm-eval instead of a suite: a,b.", **ONE_OFF)
     limit: float | None = option("Documents of each task, or a share below 1.", **ONE_OFF)
     num_fewshot: int | None = option("Examples in each prompt.", min=0, **ONE_OFF)
+    every: int | None = option("1: ask each task, whatever its `every` in the suite says.", min=1, **ONE_OFF)
     batch_size: str | None = option('A number or "auto", in place of the suite\'s.', **ONE_OFF)
     mode: str | None = option(
         "lm-eval's digits, or each shared context computed once.", metavar="exact|fast", **ONE_OFF

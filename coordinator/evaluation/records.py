@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -106,6 +106,9 @@ class EvaluationRecord(Record):
     inputs: Inputs = Inputs()
     convert: str | None = None  # command that makes a Hugging Face folder of the checkpoint first
     judge: JudgeConfig | None = None  # where the suite has tasks that a judge scores
+    not_asked: tuple[
+        str, ...
+    ] = ()  # tasks of the suite whose turn it is not at this checkpoint (`TaskEntry.every`)
     priority: int = 0
     accepted_at: float  # unix seconds
 
@@ -129,6 +132,9 @@ def is_snapshot(source: str) -> bool:
     return _SNAPSHOT.search(source) is not None
 
 
+CADENCE: Any = {"tasks": {"__all__": {"every"}}}  # of a suite: it decides what is asked, and no answer
+
+
 def evaluation_id(
     checkpoint: CheckpointSpec,
     suite: SuiteSpec,
@@ -142,9 +148,13 @@ def evaluation_id(
     what: list[object] = [
         folder,
         checkpoint.digest,
-        suite.model_dump(mode="json"),
+        suite.model_dump(mode="json", exclude=CADENCE),
         model.model_dump(mode="json"),
     ]
+    if any(
+        task.every > 1 for task in suite.tasks
+    ):  # not how rarely: a training keeps its ids where that is edited
+        what.append("every")
     if judge is not None:
         what.append([judge.url, judge.model, judge.temperature, judge.max_tokens])
     what.append(inputs.model_dump(mode="json", exclude={"single"}))

@@ -20,7 +20,7 @@ from evaljobs.contract.names import LaneId
 from evaljobs.contract.outcomes import TooLarge
 from evaljobs.contract.specs import CheckpointSpec, FrameRef
 
-EntryStatus = Literal["unbuilt", "building", "built", "scoring", "scored", "failed"]
+EntryStatus = Literal["unbuilt", "building", "built", "scoring", "scored", "failed", "not asked"]
 NodeStatus = Literal["offered", "staging", "ready", "back-off", "withdrawn"]
 JobPhase = Literal["intended", "uncertain", "submitted", "ended"]
 MemberPhase = Literal["pending", "running", "ended"]
@@ -101,7 +101,7 @@ class EntryState:
 
     @property
     def terminal(self) -> bool:
-        return self.status in ("scored", "failed")
+        return self.status in ("scored", "failed", "not asked")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -469,7 +469,7 @@ class State:
 
     @property
     def all_terminal(self) -> bool:
-        """Every entry is scored or has failed."""
+        """Every entry that is asked is scored or has failed."""
         return all(entry.terminal for entry in self.entries)
 
     def live_jobs(self, purpose: str) -> list[JobInfo]:

@@ -105,7 +105,10 @@ class Step:
 def start(event: ev.Accepted) -> tuple[State, list[Action]]:
     """The state of a newly accepted evaluation."""
     record = event.record
-    entries = [EntryState(index=i, name=t.name) for i, t in enumerate(record.suite.tasks)]
+    entries = [
+        EntryState(index=i, name=t.name, status="not asked" if t.name in record.not_asked else "unbuilt")
+        for i, t in enumerate(record.suite.tasks)
+    ]
     suite = record.suite
     state = State(
         record=record, entries=entries, batch_size=suite.batch_size, token_budget=suite.token_budget

@@ -32,7 +32,7 @@ from coordinator.config.schema import Config, TrialConfig
 from coordinator.errors import EvalspanError, OperatorError, RetryError
 from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions, evaluation_id
-from coordinator.intake import suites
+from coordinator.intake import cadence, suites
 from coordinator.intake.checkpoint import inspect
 from coordinator.intake.source_keys import inputs_of, with_full_paths
 from coordinator.intake.work_folder import is_of_another
@@ -332,11 +332,12 @@ def record_of(
     options: RunOptions | None = None,
     priority: int = 0,
     step: int | None = None,
+    final: bool = False,
 ) -> EvaluationRecord:
     """The evaluation of a checkpoint under these settings. OperatorError, one line: what of checkpoint, suite or settings is wrong.
 
     `inputs`: computes the suite's source keys; `options`: in place of those of the settings. With a command of
-    `[checkpoint] convert`, a folder without Hugging Face format is converted. `step` None: from the folder's name.
+    `[checkpoint] convert`, a folder without Hugging Face format is converted. `step` None: from the folder's name. `final`: the last checkpoint of a training.
     """
     if step is not None and step < 0:
         raise OperatorError(f"step is a training step, 0 or more, not {step}")
@@ -358,6 +359,7 @@ def record_of(
         inputs=made_of,
         convert=section.convert if spec.is_raw else None,
         judge=judge,
+        not_asked=() if final else cadence.not_asked(config.work_dir, loaded, spec),
         priority=priority,
         accepted_at=time.time(),
     )

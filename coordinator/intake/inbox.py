@@ -65,13 +65,14 @@ Line = Annotated[str, Field(max_length=4096), AfterValidator(_line)]  # a path t
 
 
 class Notice(Record):
-    """One file: a checkpoint that is announced or seen, or a command. The hook writes the first five fields."""
+    """One file: a checkpoint that is announced or seen, or a command. The hook writes the first six fields."""
 
     checkpoint: Line = ""
     step: int | None = Field(default=None, ge=-MOST_STEPS, le=MOST_STEPS)
     suite: Line = "default"
     priority: int = 0
     noticed_at: float = 0.0  # unix seconds
+    final: bool = False  # the last checkpoint of a training: each task is asked
     trained_values: str = Field(default="", pattern=r"^[0-9a-f]{0,16}$")  # names the ranks' files beside it
     seen: bool = False  # in a watched folder: perhaps half-written, since no training said that it is saved
     command: Literal["evaluate", "rescore", "cancel", "pause", "resume", "priority", "retry", "release"] = (

@@ -48,7 +48,7 @@ def folder_name(
     task = suite.tasks[entry]
     what = {
         # batches are cut from the same requests: a file for each cut
-        "task": task.model_dump(mode="json", exclude={"batch_size", "group"}),
+        "task": task.model_dump(mode="json", exclude={"batch_size", "group", "every"}),
         "seed": suite.seed,
         "chat": suite.apply_chat_template,
         "system": suite.system_instruction,

@@ -29,7 +29,7 @@ BUDGET_IS_FAST = 'only mode = "fast" has a token budget: leave token_budget away
 CHOOSE = "say --suite NAME or --tasks NAME,NAME, or set [watch] suite in evalspan.toml"
 MOST_NAME = 40  # characters of the tasks' part of a suite's name
 PATTERN = "*?["  # characters of a pattern of task names
-OF_TASKS = ("limit", "num_fewshot", "gen_kwargs")  # settings of each task
+OF_TASKS = ("limit", "num_fewshot", "gen_kwargs", "every")  # settings of each task
 HIDDEN = (
     "token_budget",
     "seed",
@@ -47,6 +47,7 @@ class SuiteSettings(TypedDict, total=False):
     limit: float | None  # documents of each task, or a share below 1
     num_fewshot: int | None  # examples in each prompt
     gen_kwargs: Mapping[str, Any] | None  # generation settings of each task
+    every: int | None  # 1: each task is asked, whatever its `every` says
     batch_size: int | str | None  # a number, or "auto"
     token_budget: int | str | None  # tokens of a forward pass in fast mode, or "auto"
     mode: Mode | None  # "exact" or "fast"
@@ -260,6 +261,11 @@ def _checked(data: Mapping[str, Any], where: toml.Where, path: Path | None) -> S
     """The suite of a suite file's values. `path`: the file that its relative paths start from; None: the current folder."""
     suite = toml.check(SuiteSpec, data, where)
     _refuse_twins(suite.tasks, where)
+    if all(task.every > 1 for task in suite.tasks):
+        raise OperatorError(
+            f"{where(('task', 0, 'every'))}: every task has `every` above 1, so most checkpoints would be asked nothing: "
+            "leave it away for one task"
+        )
     if suite.fewshot_as_multiturn and suite.apply_chat_template is False:  # as lm_eval refuses it
         raise OperatorError(
             f"{where(('fewshot_as_multiturn',))}: few-shot examples become turns by a chat template alone: set apply_chat_template"

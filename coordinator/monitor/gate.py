@@ -40,8 +40,8 @@ def gate(
     dense = any((rule.metric or "").partition(",")[0] in SIGNALS for rule in policy.rule)
     against = baseline_of(settings.work_dir, record, baseline or policy.baseline, counts)
     ids = [find_record(settings, name)[0].evaluation_id for name in (against, evaluation)]
-    _, rows = compared(settings.work_dir, ids, mixed=mixed, dense=dense)
-    return judge(policy, rows), ids
+    made, rows = compared(settings.work_dir, ids, mixed=mixed, dense=dense)
+    return judge(policy, rows, made[-1].not_asked), ids
 
 
 def baseline_of(
@@ -49,7 +49,8 @@ def baseline_of(
 ) -> str:
     """The id of the baseline `name`: "previous" or "best" of the earlier checkpoints of the training, or an id itself.
 
-    `counts`: whether a score counts for "best", the highest mean. OperatorError where there is no earlier checkpoint.
+    `counts`: whether a score counts for "best", the highest mean. Where tasks take turns (`[[task]] every`), checkpoints count
+    that were asked all that this one was, as far as there are such. OperatorError where there is no earlier checkpoint.
     """
     if name not in ("previous", "best"):
         return name
@@ -64,9 +65,13 @@ def baseline_of(
             "name a baseline by --baseline ID"
         )
 
+    earlier = [p for p in earlier if {*p.not_asked} <= {*record.not_asked}] or earlier
+    rare = {*record.not_asked}.union(
+        *(set(point.groups.get(task, ())) for point in earlier for task in record.not_asked)
+    )
+
     def mean(point: Evaluation) -> float:
-        return fmean(
-            [s.value if s.higher_is_better else -s.value for s in point.scores if counts(s)] or [0.0]
-        )
+        some = (s for s in point.scores if counts(s) and s.task not in rare)
+        return fmean([s.value if s.higher_is_better else -s.value for s in some] or [0.0])
 
     return (earlier[-1] if name == "previous" else max(earlier, key=mean)).evaluation_id

@@ -19,6 +19,7 @@ WHAT: Mapping[str, str] = {
     "requests": "asked with other prompts or settings",
     "score": "scored in another way (gold answers, filters or metrics)",
 }
+LACKING = ("-", "not asked")  # stands in place of a value: it failed, or it was not its turn
 MARK = "~"  # stands beside a value that is not comparable with its neighbour
 TINTS = {"worse": "red", "better": "green"}  # of verdicts
 
@@ -80,6 +81,9 @@ def comparison(made: Sequence[Evaluation], *, dense: bool = False) -> list[dict[
                 "stderrs": stderrs,
                 "versions": versions,
                 "n_shot": shots,
+                "not_asked": [
+                    score is None and one.leaves_out(task) for one, score in zip(made, found, strict=True)
+                ],
             }
         )
     return rows
@@ -103,7 +107,9 @@ def show_comparison(
     for row in rows:
         said = ["", *(v["verdict"] for v in row["verdicts"])]
         values = (
-            "-" if value is None else f"{value:.4f}{MARK if what else ''}{_short(said[i], i, len(heads))}"
+            LACKING[row["not_asked"][i]]
+            if value is None
+            else f"{value:.4f}{MARK if what else ''}{_short(said[i], i, len(heads))}"
             for i, (value, what) in enumerate(zip(row["values"], row["differs"], strict=True))
         )
         last = (row["verdicts"] or [{"verdict": "", "words": "-"}])[-1]  # none of one evaluation

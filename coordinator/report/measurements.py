@@ -378,7 +378,7 @@ def make_report(
     gpus = sorted(_gpus(state, gathered, shards), key=lambda g: (g.node, g.trial))
     held = sum(g.held * max(1, g.gpus) for g in gpus)
     busy = sum(g.infer * max(1, g.gpus) for g in gpus)
-    whole = not running and all(e.status == "scored" for e in state.entries)
+    whole = not running and all(e.status in ("scored", "not asked") for e in state.entries)
     waits = without(gathered.waited(over), pauses)
     waited = covered(waits) or 0.0
     bound = _bound(state, gathered, shards, [*pauses, *waits]) if whole else None

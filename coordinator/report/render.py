@@ -199,8 +199,10 @@ def _lane_name(gpu: GpuUse) -> str:
 
 
 def mode_lines(report: Report) -> list[str]:
-    """A sentence on fast mode, and one on batch sizes and budgets of single tasks."""
-    lines = []
+    """A sentence on tasks that were not asked, one on fast mode, and one on batch sizes and budgets of single tasks."""
+    lines = (
+        [f"not asked at this checkpoint (`every`): {first_of(report.not_asked)}"] if report.not_asked else []
+    )
     if report.mode == "fast":
         budget = "" if report.token_budget is None else f", {report.token_budget} tokens a forward pass"
         lines.append(f"mode fast{budget}: not to be compared with scores in mode exact")

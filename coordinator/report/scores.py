@@ -87,6 +87,7 @@ class Head(Kept):
     checkpoint: str = ""  # the folder that training wrote, or the Hub's model
     step: int | None = None  # training step; None: not known
     mode: str = "exact"  # or "fast"
+    not_asked: tuple[str, ...] = ()  # tasks of the suite whose turn it was not (`[[task]] every`)
     accepted_at: float = 0.0  # unix seconds
 
     @property
@@ -136,6 +137,10 @@ class Evaluation(Ended):
     )  # group of the suite -> its leaf tasks
     cost: float | None = None  # gpu_seconds at the price that was given, in its currency
 
+    def leaves_out(self, task: str) -> bool:
+        """Whether a task or group without a score was not asked, and so has not failed."""
+        return task in self.not_asked or (bool(self.not_asked) and self.status == "done")
+
     @property
     def ended_at(self) -> float:
         """Unix seconds of the last score."""
@@ -148,7 +153,7 @@ class Evaluation(Ended):
 
 COLUMNS = (
     "evaluation_id", "suite", "checkpoint", "step", "status", "mode", "accepted_at", "makespan_seconds", "paused_seconds",
-    "gpu_seconds", "slot", "cost",
+    "gpu_seconds", "slot", "cost", "not_asked",
 )  # fmt: skip
 
 
@@ -160,6 +165,7 @@ def head_of(record: EvaluationRecord) -> dict[str, Any]:
         "checkpoint": record.checkpoint.announced,
         "step": record.checkpoint.step,
         "mode": record.suite.mode or "exact",
+        "not_asked": record.not_asked,
         "accepted_at": record.accepted_at,
     }
 

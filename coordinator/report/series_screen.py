@@ -5,7 +5,7 @@ Rule: an ASCII mark stands for each curve, so that a terminal without colours sh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import isfinite, nan
 from statistics import fmean
@@ -14,8 +14,8 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from coordinator.base.words import first_of, seconds
-from coordinator.report.comparisons import MARK, other, say, show_differences
-from coordinator.report.learning_curves import Curve, CurvePoint, Series
+from coordinator.report.comparisons import LACKING, MARK, other, say, show_differences
+from coordinator.report.learning_curves import Curve, CurvePoint, Series, labels
 from coordinator.report.scores import Evaluation
 from coordinator.report.tables import Parts, Sheet, print_parts
 from coordinator.report.training import Training, drops_of, morning, title
@@ -77,11 +77,11 @@ def _places(points: Sequence[CurvePoint]) -> dict[str, float]:
 
 def without_step(points: Sequence[Evaluation]) -> str:
     """A line on the points without a training step, and how one is given; "" where each has one."""
-    labels = [p.label for p in points if p.step is None]
-    if not labels or len(points) == 1:
+    without = [p.label for p in points if p.step is None]
+    if not without or len(points) == 1:
         return ""
     return (
-        f"x is the order of the checkpoints: {len(labels)} of {len(points)} have no training step ({first_of(labels)}). "
+        f"x is the order of the checkpoints: {len(without)} of {len(points)} have no training step ({first_of(without)}). "
         "A step comes from the folder's name (step-300), or from --step at the first `eval` or `submit`"
     )
 
@@ -95,10 +95,13 @@ def _by_scale(curves: Sequence[Curve]) -> list[list[Curve]]:
     return list(groups.values())
 
 
-def _scores(curves: Sequence[Curve], heading: str, *, whole: bool, ascii_only: bool) -> Sheet:
+def _scores(
+    curves: Sequence[Curve], heading: str, rare: Mapping[str, Evaluation], *, whole: bool, ascii_only: bool
+) -> Sheet:
     """A row per curve: the first checkpoint, the last ones, the change over all, the best point, and all as bars.
 
-    `!` marks a point that shows the score to be worse, `~` one whose requests or scoring differ from the point before.
+    `rare`: checkpoints that were not asked all, by their labels. `!` marks a point that shows the score to be worse, `~` one
+    whose requests or scoring differ from the point before.
     """
     steps = list(dict.fromkeys(p.label for c in curves for p in c.points))
     some = steps if whole or len(steps) <= STEPS else [steps[0], *steps[1 - STEPS :]]
@@ -110,7 +113,12 @@ def _scores(curves: Sequence[Curve], heading: str, *, whole: bool, ascii_only: b
     for curve in curves:
         points = {p.label: p for p in curve.points}
         marks = {x: "!" if p.worse else MARK if p.differs else "" for x, p in points.items()}
-        values = (f"{points[x].value:.4f}{marks[x]}" if x in points else "-" for x in some)
+        values = (
+            f"{points[x].value:.4f}{marks[x]}"
+            if x in points
+            else LACKING[x in rare and rare[x].leaves_out(curve.task)]
+            for x in some
+        )
         several = len(curve.points) > 1
         sheet.add(
             curve.name,
@@ -204,7 +212,10 @@ def show_series(
         if worse:
             parts += [_fallen(worse), ""]
         if rows:
-            parts += [_scores(rows, f"{suite}: scores by step", whole=whole, ascii_only=ascii_only), ""]
+            own = [p for p in series.points if p.suite == suite]
+            rare = {label: p for label, p in zip(labels(own), own, strict=True) if p.not_asked}
+            heading = f"{suite}: scores by step"
+            parts += [_scores(rows, heading, rare, whole=whole, ascii_only=ascii_only), ""]
         parts += [Text(f"{suite}: learning curves", style="bold"), *charts, ""] if charts else []
     print_parts(console, *parts, _costs(series, whole=whole), "")
     show_differences(

@@ -96,7 +96,7 @@ def _words(verdict: str, detectable: float | None) -> str:
 def _unlike(row: Mapping[str, Any], i: int, *, mixed: bool) -> str:
     """Why a score is not comparable with the first one, whatever its documents say; "" where it is."""
     if None in (row["values"][0], row["values"][i]):
-        return "one has no score"
+        return "not asked at both" if any(row["not_asked"]) else "one has no score"
     unlike = row["differs"][i]
     return UNLIKE[unlike] if unlike and not (unlike == "mode" and mixed) else ""
 

@@ -31,7 +31,7 @@ class Progress(Record):
     """How far an evaluation is, for the `progress` of `evaluate`."""
 
     evaluation_id: str  # names its folder in the work folder
-    tasks: int  # entries of the suite
+    tasks: int  # of the suite that are asked
     scored: int  # of these, those that have their scores
     shards: int  # parts of the tasks; 0 before the plan is made
     shards_done: int  # of these, those whose responses are on disk

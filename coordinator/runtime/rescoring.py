@@ -61,6 +61,7 @@ def record_of(
         options=from_settings.run_options(settings).model_copy(update={"max_trials": 0}),
         inputs=made_of,
         judge=judge,
+        not_asked=tuple(task.name for task in suite.tasks if task.name in before.not_asked),
         accepted_at=time.time(),
     )
 
@@ -70,6 +71,8 @@ def check_answers(suite: SuiteSpec, parent: Earlier, sets: Mapping[str, Mapping[
     parent.read()
     why = {}
     for index, task in enumerate(suite.tasks):
+        if task.name in parent.record.not_asked:
+            continue
         cut = cut_of(suite, index, suite.batch_size, suite.token_budget)
         on_disk = dict.fromkeys(sets[task.name], cut_on_disk(cut, suite.batch_size))
         for leaf, (manifest, batches) in request_sets.read(sets[task.name], on_disk).items():

@@ -167,7 +167,13 @@ class Service:
         if not own:
             admission.check_place(notice.checkpoint, watch)
         record = from_settings.record_of(
-            self.config, notice.checkpoint, suite, self._inputs, priority=notice.priority, step=notice.step
+            self.config,
+            notice.checkpoint,
+            suite,
+            self._inputs,
+            priority=notice.priority,
+            step=notice.step,
+            final=notice.final,
         )
         return as_of_now(record, self.coordinator.performer.site)
 

@@ -76,7 +76,7 @@ def summary_of(
     waits_until = None if state.ended_at is not None else state.waits_until
     stage = stage_of(state, now, snapshot)
     return Summary(
-        **known_by(state.record) | {"entries": len(state.entries)},
+        **known_by(state.record),
         written_at=now,
         converted_digest=state.converted_digest,
         ended_at=state.ended_at,

@@ -122,7 +122,7 @@ class Summary(Ended):
     paused: str = ""  # the person's reason
     fault: str = ""  # why its journal cannot be read
 
-    entries: int = 0  # tasks of the suite
+    entries: int = 0  # tasks that are asked
     scored: int = 0  # of these, those that have their scores
     tasks: tuple[Task, ...] = ()  # in the file of one that has ended: those that failed
     shards: int = 0  # 0 before the plan is made
@@ -325,7 +325,7 @@ def known_by(record: EvaluationRecord) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "journal_format": JOURNAL_FORMAT,
         "priority": record.priority,
-        "entries": len(record.suite.tasks),
+        "entries": len(record.suite.tasks) - len(record.not_asked),
     }
 
 

@@ -3,7 +3,8 @@
 Rule: "not worse by more than x" passes, or is a regression, only where the interval of the paired difference says so with
 the rule's confidence; between both it is undecidable, and more documents would tell. Each score passes by itself, since all
 must pass; a regression of any fails, so its end of the interval is corrected for the rule's scores (Bonferroni). A score that
-the baseline has and the checkpoint lacks is missing, which is no pass.
+the baseline has and the checkpoint lacks is missing, which is no pass; one that was not its turn (`[[task]] every`) is not asked,
+which is neither.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from coordinator.verdicts.paired import Paired, interval
 from evaljobs.contract.columns import DENSE, SUITE_MEAN
 from evaljobs.contract.specs import Record
 
-Outcome = Literal["pass", "regression", "missing", "undecidable"]
-WORST: Sequence[Outcome] = ("regression", "missing", "undecidable", "pass")
+Outcome = Literal["pass", "regression", "missing", "undecidable", "not asked"]
+WORST: Sequence[Outcome] = ("regression", "missing", "undecidable", "not asked", "pass")
 Tier = Literal["critical", "supporting", "advisory"]
 Row = Mapping[str, Any]  # of a comparison, with verdicts
 Drop = Annotated[float, Field(ge=0)] | None
@@ -64,7 +65,8 @@ class Ruling:
     @property
     def line(self) -> str:
         mark = "" if self.outcome == "pass" else BESIDE[self.tier]
-        return f"{mark}{self.outcome}: {self.task} {self.metric.removesuffix(',none')}: {self.why}"
+        score = f"{self.task} {self.metric.removesuffix(',none')}".rstrip()
+        return f"{mark}{self.outcome}: {score}: {self.why}"
 
     @property
     def has_failed(self) -> bool:
@@ -79,8 +81,9 @@ def is_named(rule: Rule, task: str, metric: str) -> bool:
     return fnmatchcase(task, rule.task) and rule.metric in (metric, own, *[None] * (which != DENSE))
 
 
-def judge(policy: Policy, rows: Sequence[Mapping[str, Any]]) -> list[Ruling]:
-    """Rulings in the order of the rules and rows. `rows`: of a comparison with the baseline, with verdicts.
+def judge(policy: Policy, rows: Sequence[Mapping[str, Any]], not_asked: Sequence[str] = ()) -> list[Ruling]:
+    """Rulings in the order of the rules and rows. `rows`: of a comparison with the baseline, with verdicts; `not_asked`: tasks
+    of the checkpoint.
 
     OperatorError for a rule that names no score of the baseline or checkpoint, or demands nothing.
     """
@@ -95,7 +98,11 @@ def judge(policy: Policy, rows: Sequence[Mapping[str, Any]]) -> list[Ruling]:
             for r in rows
             if is_named(rule, r["task"], r["metric"]) and (r["task"] == rule.task or not _is_suite_mean(r))
         ]
-        if not named:
+        rare = [task for task in not_asked if not named and fnmatchcase(task, rule.task)]
+        for task in rare:
+            why = "neither it nor the baseline was asked"
+            found.append(Ruling(task, rule.metric or "", "not asked", why, rule.tier, rule.required))
+        if not named and not rare:
             tasks = ", ".join(dict.fromkeys(str(r["task"]) for r in rows))
             raise OperatorError(
                 f"rule for {' '.join(filter(None, (rule.task, rule.metric)))}: no such score; there are {tasks}"
@@ -129,6 +136,8 @@ def _judged(rule: Rule, row: Row, count: int) -> tuple[Outcome, str]:
     before, value, documents = row["values"][0], row["values"][-1], row["documents"][-1]
     if _is_missing(row):
         kept = "none" if before is None else f"{before:.4f}"
+        if value is None and row["not_asked"][-1]:
+            return "not asked", f"not its turn at this checkpoint; the baseline has {kept}"
         return "missing", f"{'no score' if value is None else value}; the baseline has {kept}"
     if rule.min_documents is not None:
         enough = documents is not None and documents >= rule.min_documents

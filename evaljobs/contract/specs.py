@@ -57,6 +57,7 @@ class TaskEntry(Record):
     # field of a document that several share, such as a passage: comparisons take these documents as one cluster
     cluster: str | None = None
     group: Name | None = None  # of the suite's own: its tasks stand together, and results have their mean
+    every: Positive = 1  # asked at the first of so many checkpoints of a training, and at the final one
 
 
 class SuiteSpec(Record):

@@ -196,13 +196,16 @@ def test_the_hook_is_the_standard_library_of_python_3_8_alone(tmp_path):
 
 def test_the_daemon_reads_exactly_the_fields_that_the_hook_writes(tmp_path):
     """A field more or less would be refused as no notice. The checkpoint's path is a full one."""
-    hook.notify("c/step-7", 7, "core", work_dir=tmp_path, priority=3, rank=0)
+    hook.notify("c/step-7", 7, "core", work_dir=tmp_path, priority=3, rank=0, final=True)
     assert hook.flush(60)
     (file,) = (tmp_path / "inbox").glob("*.json")
-    written, five = json.loads(file.read_text()), list(Notice.model_fields)[:5]
-    assert five == ["checkpoint", "step", "suite", "priority", "noticed_at"]
-    assert [written.pop(field) for field in five[:4]] == [str(Path.cwd() / "c/step-7"), 7, "core", 3]
-    assert (list(written), written["noticed_at"] > 0) == (five[4:], True)
+    written, six = json.loads(file.read_text()), list(Notice.model_fields)[:6]
+    assert six == ["checkpoint", "step", "suite", "priority", "noticed_at", "final"]
+    assert [written.pop(field) for field in six if field != "noticed_at"] == [
+        str(Path.cwd() / "c/step-7"), 7, "core", 3, True,
+    ]  # fmt: skip
+    assert written.pop("noticed_at") > 0
+    assert not written
 
 
 def test_values_are_of_the_moment_of_the_call_and_lie_there_before_their_notice(tmp_path):

@@ -119,6 +119,8 @@ def _notes(one: Shown, now: float, *, whole: bool) -> Iterator[tuple[str, str]]:
     for name, why in one.trackers.items():
         yellow.append(f"not in {name}: {why} (`evalspan export --left` tries again)")
     yield from ((what, "yellow") for what in yellow)
+    if summary.not_asked and (whole or not summary.ended_at):
+        yield f"not asked at this checkpoint (`every`): {first_of(summary.not_asked)}", "dim"
 
 
 def details(summary: Summary, *, whole: bool) -> Iterator[RenderableType]:
