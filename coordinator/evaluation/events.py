@@ -27,7 +27,7 @@ class Accepted(Event):
 
     kind: Literal["accepted"] = "accepted"
     record: EvaluationRecord  # what is evaluated, and how
-    journal_format: Literal[9] = JOURNAL_FORMAT  # of all lines
+    journal_format: Literal[10] = JOURNAL_FORMAT  # of all lines
     code: str = ""  # version and commit of the coordinator; "": not known
 
 

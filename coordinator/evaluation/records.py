@@ -28,7 +28,7 @@ from evaljobs.contract.specs import (
     SuiteSpec,
 )
 
-JOURNAL_FORMAT: Literal[9] = 9
+JOURNAL_FORMAT: Literal[10] = 10
 """Raised with each change of `events`: a journal of another number is not gone on with (`runtime.journal`)."""
 
 
