@@ -100,6 +100,8 @@ class Report(Head):
     staged_ahead: dict[str, float] = Field(default_factory=dict)
     staged_bytes: int  # weights, and request sets where a node keeps them
     storage_bytes: int
+    environment_bytes: int = 0  # of trials' libraries that precursors read into page caches, after the weights
+    environment_seconds: float = 0.0  # the longest of the nodes
     shards: tuple[ShardSpan, ...]
     metric_seconds: dict[str, float]  # CPU seconds by leaf task (execute) and entry (score)
     entries: tuple[EntryLine, ...]
@@ -402,6 +404,8 @@ def make_report(
         nodes={n.name: n.rung or n.status for n in state.nodes.by_name.values()},
         staged_bytes=sum(s.bytes for s in gathered.staged),
         storage_bytes=sum(s.storage_bytes for s in gathered.staged),
+        environment_bytes=sum(s.environment_bytes for s in gathered.staged),
+        environment_seconds=max((s.environment_seconds for s in gathered.staged), default=0.0),
         shards=tuple(sorted(shards, key=lambda s: s.started_at)),
         metric_seconds=dict(gathered.metric_seconds),
         tokens=token_use([s.shard for s in shards], indexes, gathered.trials) if indexes else None,

@@ -97,6 +97,9 @@ def _stages(report: Report) -> Iterator[tuple[str, ...]]:
     rungs = [f"{node}: {rung}" for node, rung in report.nodes.items()]
     read = f"{size(report.storage_bytes)} read from storage" if rungs else ""
     yield "staging", seconds(stages.staging), read, first_of(rungs, 4)
+    if report.environment_bytes:
+        read = f"{size(report.environment_bytes)} of libraries read ahead of the trials"
+        yield "  environment", seconds(report.environment_seconds), read
     if report.staged_ahead:
         waited = [f"{node}: {seconds(its)}" for node, its in report.staged_ahead.items()]
         yield "  ahead", "", "staged before GPUs came free", first_of(waited, 4)

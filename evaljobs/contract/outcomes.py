@@ -48,6 +48,8 @@ class Staged(Record):
     why: str = ""  # why a higher rung was not used
     gpu_name: str = ""  # of the node's GPUs, e.g. "NVIDIA A100-SXM4-80GB"; "": unknown
     content: str | None = None  # of the copy (`fingerprint.content_of`); None: read in place, or not said
+    environment_bytes: int = 0  # of the trials' libraries that were read into the page cache
+    environment_seconds: float = 0.0  # that this took, after the weights
 
 
 class Cleared(Record):

@@ -151,6 +151,9 @@ class WorkPaths:
         self.trainings = self.cache / "trainings"
         # File WORK_DIR/cache/gpu_names.json: names of GPUs of nodes whose Gres says no type | the coordinator | may be removed
         self.gpu_names = self.cache / "gpu_names.json"
+        # File WORK_DIR/cache/environments/HASH.json: what trials of an interpreter read of its files, which precursors read
+        # ahead | a trial | may be removed
+        self.environments = self.cache / "environments"
         # File WORK_DIR/inbox/TIME-HOST-PID-N.json: a checkpoint to evaluate, or a command | the training, `submit`, `cancel`,
         # `retry`, `release`, the coordinator for a watched folder | once the coordinator has dealt with it
         # File WORK_DIR/inbox/refused/NAME.json: one that was refused, a hundred at most | the coordinator | after a week

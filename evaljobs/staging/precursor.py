@@ -1,6 +1,7 @@
 """The precursor: stages a checkpoint into its node's memory, holds it there, and clears it.
 
-    join (a lease) -> lock -> whole copy there? verify it : copy and publish it -> Staged -> hold -> leave -> Cleared
+    join (a lease) -> lock -> whole copy there? verify it : copy and publish it -> read the environment ahead -> Staged
+    -> hold -> leave -> Cleared
 
 Rules: the bytes of a checkpoint leave shared storage once per node; a second precursor waits for
 the first, and copies in its place if the first dies. Only a copy with the announced sizes, hashes
@@ -24,12 +25,12 @@ from pathlib import Path
 from typing import Literal
 
 from evaljobs.contract.outcomes import Cleared, Failed, Staged
-from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import CheckpointFile, StageSpec
 from evaljobs.contract.storage import write_atomic, write_outcome
 from evaljobs.errors import JobError, RetryError, one_line
 from evaljobs.staging import copy as copying
-from evaljobs.staging import segments, store
+from evaljobs.staging import environment, segments, store
 from evaljobs.staging.capacity import gpu_name, room
 from evaljobs.staging.coordinator_lease import CoordinatorLease, is_there
 from evaljobs.staging.fingerprint import announced_mtime, check_identity, check_storage, content_of
@@ -87,6 +88,9 @@ def stage_only(spec: StageSpec, *, stop: threading.Event | None = None) -> Holdi
             raise NoRoomForPrefetchError("not prefetched: " + ("; ".join(why) or "no root is configured"))
         check_storage(spec.checkpoint)
         why = why or ["no root to stage on is configured"]
+    copied_at = time.monotonic()
+    libraries = environment.list_of(WorkPaths(Path(spec.evaluation_dir).parent))
+    environment_bytes = environment.read_ahead(libraries, readers=spec.readers, stop=stop)
     staged = Staged(
         name=spec.name,
         node=spec.node,
@@ -94,10 +98,12 @@ def stage_only(spec: StageSpec, *, stop: threading.Event | None = None) -> Holdi
         rung=rung,
         bytes=spec.checkpoint.bytes,
         storage_bytes=copied,
-        seconds=time.monotonic() - started,
+        seconds=copied_at - started,
         why="; ".join(why),
         gpu_name=gpu_name(),
         content=content,
+        environment_bytes=environment_bytes,
+        environment_seconds=time.monotonic() - copied_at,
     )
     return Holding(spec=spec, staged=staged, slot=slot)
 

@@ -24,13 +24,14 @@ from typing import Any
 from evaljobs import garbage
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import Failed, Probed, TooLarge, TrialEnded
-from evaljobs.contract.paths import EvaluationPaths, request_set_manifest
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths, request_set_manifest
 from evaljobs.contract.specs import LaneSpec, TrialSpec
 from evaljobs.contract.storage import FrameWriter, write_outcome
 from evaljobs.errors import JobError, RetryError, details, one_line
 from evaljobs.lmeval import quiet_environment
 from evaljobs.queue.redis_client import Link, QueueUnavailable
 from evaljobs.queue.work_queue import WorkQueue
+from evaljobs.staging import environment
 from evaljobs.staging.copy import SourceChanged
 from evaljobs.staging.fingerprint import check_folder, check_storage
 from evaljobs.staging.store import NotStaged, reading, slot_of
@@ -152,6 +153,9 @@ class Trial:
             over.set()
         self._drop_shard(beating)
         write_outcome(self.paths, failed or self._ended(reason, started_at))
+        if self._engine is not None and self.lane.trial == self.spec.lanes[0].trial:
+            with contextlib.suppress(OSError):
+                environment.learn(environment.list_of(WorkPaths(self.paths.root.parent)))
         log.info("trial %s ended: %s after %d shards", self.lane.trial, reason, self.shards)
         return 1 if failed else 0
 
