@@ -35,5 +35,5 @@ def site_preset(name: str) -> SitePreset:
     known = site_presets()
     if name not in known:
         names = ", ".join(known)
-        raise OperatorError(f"--site {name}: {did_you_mean(name, known)}; there are presets of {names}")
+        raise OperatorError(f"--site {name}: {did_you_mean(name, list(known))}; there are presets of {names}")
     return known[name]

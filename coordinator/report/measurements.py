@@ -100,7 +100,7 @@ class Report(Head):
     staged_ahead: dict[str, float] = Field(default_factory=dict)
     staged_bytes: int  # weights, and request sets where a node keeps them
     storage_bytes: int
-    environment_bytes: int = 0  # of trials' libraries that precursors read into page caches, after the weights
+    environment_bytes: int = 0  # of libraries that precursors read into page caches, after the weights
     environment_seconds: float = 0.0  # the longest of the nodes
     shards: tuple[ShardSpan, ...]
     metric_seconds: dict[str, float]  # CPU seconds by leaf task (execute) and entry (score)

@@ -59,7 +59,7 @@ def touched() -> dict[str, Ranges]:
                 entries = pagemap.read((end - start) // mmap.PAGESIZE * 8)
                 blocks.setdefault(path[0], set()).update(_blocks(entries, int(offset, 16)))
     libraries = {path: [(block * BLOCK, BLOCK) for block in sorted(own)] for path, own in blocks.items()}
-    return libraries | {path: [(0, os.stat(path).st_size)] for path in _bytecode()}
+    return libraries | {path: [(0, Path(path).stat().st_size)] for path in _bytecode()}
 
 
 def _bytecode() -> Iterator[str]:

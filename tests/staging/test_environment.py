@@ -71,7 +71,9 @@ def test_what_is_gone_or_no_file_stops_nothing(learnt, tmp_path):
     """A removed file, a pipe without a writer, a folder and a list that is cut off are left to the trials."""
     library, bytecode, place = learnt
     os.mkfifo(tmp_path / "pipe")
-    files = json.loads(place.read_text()) | {str(tmp_path / name): [[0, 10]] for name in ("pipe", "gone", "lib")}
+    files = json.loads(place.read_text()) | {
+        str(tmp_path / name): [[0, 10]] for name in ("pipe", "gone", "lib")
+    }
     library.unlink()
     place.write_text(json.dumps(files))
     assert environment.read_ahead(place, readers=4, stop=threading.Event()) >= bytecode.stat().st_size
