@@ -107,7 +107,7 @@ class _Lanes:
             return lane
 
     def close(self) -> None:
-        """End all lanes, those at work too."""
+        """Kill all lanes, including busy ones."""
         self._closed = True
         for lane in list(self._alive):
             lane.close()

@@ -161,7 +161,7 @@ REFUSED = {
     "no texts in it": ({"metadata": {"follow_up": "number"}}, {}, "neither a text nor a list"),
     "no name": ({"metadata": {"follow_up": 3}}, {}, "no column's name"),
     "a sequence-to-sequence model": ({}, {}, "sequence-to-sequence"),  # it reads a prompt and writes a text
-    "a begun answer": ({"gen_prefix": "Sure:"}, {}, "leave out gen_prefix"),
+    "a begun answer": ({"gen_prefix": "Sure:"}, {}, "omit gen_prefix"),
 }  # fmt: skip
 
 
