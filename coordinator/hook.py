@@ -189,14 +189,13 @@ def notify(
 ) -> bool:
     """Announce that `checkpoint` is durable on shared storage. Return True if the notice was queued.
 
-    `suite`: a shipped suite, or one that the daemon's `[watch] suites` list; "default" is `[watch]
-    suite`. `work_dir`: the daemon's work folder, which is not made here (default: $EVALSPAN_WORK_DIR). `rank`: only 0
-    announces (default: $RANK, $SLURM_PROCID, $PMI_RANK or $OMPI_COMM_WORLD_RANK). `sums`: the
-    thread first hashes the files (needs xxhash) and writes evalspan.sums.json beside them, so that
-    staging detects later corruption. `fingerprint`: the model that was saved, a mapping from name to
-    tensor, or `fingerprint_logits`: trials compare what they load with values at a few positions of each tensor.
-    Call it then on each rank, before the model changes. `final`: the training's last checkpoint, which is asked each task
-    whatever its `every` says. Returns in well under 5 ms; never raises.
+    `suite`: a shipped suite, or one that the daemon's `[watch] suites` list; "default" is `[watch] suite`. `work_dir`: the
+    daemon's work folder, which is not created here (default: $EVALSPAN_WORK_DIR). `rank`: only 0 announces (default: $RANK,
+    $SLURM_PROCID, $PMI_RANK or $OMPI_COMM_WORLD_RANK). `sums`: the thread first hashes the files (needs xxhash) and writes
+    evalspan.sums.json beside them, so that staging detects later corruption. `fingerprint`: the model that was saved, a
+    mapping from name to tensor, or `fingerprint_logits`: trials compare the weights they load with values at a few positions
+    of each tensor. In that case call it on each rank, before the model changes. `final`: the training's last checkpoint,
+    evaluated on every task regardless of `every`. Returns in well under 5 ms; never raises.
     """
     collects = gc.isenabled()
     try:

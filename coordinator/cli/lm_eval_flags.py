@@ -2,7 +2,7 @@
 
 Rule: an option with an equivalent is accepted in either spelling (`--num_fewshot`, `--num-fewshot`); one that requests the
 default is skipped with a message; any other is refused by name, with an alternative. Values are parsed like in
-Values are parsed as `lm_eval/_cli/utils.py` does. The values of a `--config FILE.yaml` of lm_eval are read as options.
+`lm_eval/_cli/utils.py`. The values of lm_eval's `--config FILE.yaml` are read as options.
 """
 
 from __future__ import annotations

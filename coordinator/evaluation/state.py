@@ -1,7 +1,7 @@
 """State of one evaluation: changed in place by the subjects, read by everything else.
 
 Rule: each subject has one part of the state, which only its own module writes; others call that module's public functions. No
-No event looks at all that was ever run. What a rule asks about nodes and entries is counted anew, once a look.
+event scans everything that ever ran. Rules count nodes and entries once per look. Replaying the journal rebuilds the
 state exactly. Called from: the subjects, and every reader (allocation, runtime, report, cli).
 """
 

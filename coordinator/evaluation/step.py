@@ -17,9 +17,9 @@ changes nothing, and returns what is due: actions for the runner, and events tha
 is in back-off, an entry has failed). A handler may return the same. `step` applies such events at once, so that each rule
 sees the decisions of those before it. The two tables below name the handler of every event and every outcome file. Actions
 follow from what is known, not from the order in which it was learned; a rule that is asked again has nothing more to do; and
-a restart needs no path of its own. Rules are asked once per look, and count the nodes, living trials and entries that they
-count what they need of nodes, idle trials and entries; those of builds, nodes and trials only after events that can change
-what they find (`_changes_work`). No event looks at all jobs, trials or shards that were ever there.
+a restart needs no path of its own. Rules are asked once per look, and count the nodes, idle trials and entries that they
+need; those of builds, nodes and trials only after events that can change their result (`_changes_work`). No event scans all
+jobs, trials or shards that ever existed.
 
 The phases of an evaluation (`state.Phase`):
 

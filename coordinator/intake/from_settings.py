@@ -337,7 +337,8 @@ def record_of(
     wrong.
 
     `inputs`: computes the suite's source keys; `options`: replaces those of the settings. With a command of `[checkpoint]
-    `[checkpoint] convert`, a folder without Hugging Face format is converted. `step` None: from the folder's name. `final`: the last checkpoint of a training.
+    convert`, a folder that is not in Hugging Face format is converted. `step` None: from the folder's name. `final`: the last
+    checkpoint of a training.
     """
     if step is not None and step < 0:
         raise OperatorError(f"step is a training step, 0 or more, not {step}")

@@ -3,8 +3,8 @@
 Rule: "not worse by more than x" passes, or is a regression, only if the interval of the paired difference says so with the
 rule's confidence; otherwise it is undecidable, and more documents would help. Each score passes on its own, since all must
 pass; a regression of any fails, so that end of its interval is corrected for the number of the rule's scores (Bonferroni). A
-the baseline has and the checkpoint lacks is missing, which is no pass; one that was not its turn (`[[task]] every`) is not asked,
-which is neither.
+score that the baseline has and the checkpoint lacks is missing, which is not a pass; a task whose turn it was not
+(`[[task]] every`) is not asked, which is neither.
 """
 
 from __future__ import annotations
