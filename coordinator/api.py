@@ -172,7 +172,7 @@ async def _in_thread(run: Callable[[], Results], stop: threading.Event) -> Resul
     except asyncio.CancelledError:
         stop.set()
         await asyncio.wait([running])
-        running.exception()  # else asyncio reports that nobody asked for it
+        running.exception()  # otherwise asyncio reports that it was never retrieved
         raise
 
 

@@ -159,7 +159,7 @@ class WorkPaths:
         # File WORK_DIR/inbox/refused/NAME.json: one that was refused, a hundred at most | the coordinator | after a week
         self.inbox = self.root / "inbox"
         # File WORK_DIR/nodes.json: cordoned nodes with the end of each cordon | the coordinator | stays
-        # File WORK_DIR/nodes.lock: locked (flock) by whoever changes nodes.json | the coordinator, `check-nodes` | stays
+        # File WORK_DIR/nodes.lock: locked (flock) by each process that changes nodes.json | the coordinator, `check-nodes` | stays
         self.nodes = self.root / "nodes.json"
         # File WORK_DIR/rules.toml: rules of `diagnose` that a person accepted | a person | stays
         self.rules = self.root / "rules.toml"

@@ -248,7 +248,7 @@ def test_a_whole_evaluation_with_a_judge(model_dir, tmp_path, endpoint):
     wide = {**env, "COLUMNS": "200"}
     text = subprocess.run(shown, env=wide, capture_output=True, text=True, timeout=60, check=True).stdout
     assert "of at most 1" in text
-    assert "11 judgements, 1 could not be had, 1100 + 110 tokens" in text
+    assert "11 judgements, 1 missing, 1100 + 110 tokens" in text
     asked = len(endpoint.requests)
     endpoint.handle = lambda r: r.answer("[[A]]")
     retry = [program, "retry", root.name, *where]

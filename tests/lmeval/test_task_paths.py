@@ -373,7 +373,7 @@ def test_a_name_that_is_no_text_is_refused_with_its_file(tmp_path, line):
     (tmp_path / "own.yaml").write_text("task: own\ntag: marked\n")
     odd = tmp_path / "odd.yaml"
     odd.write_text(f"{line}\n")
-    with pytest.raises(OperatorError, match=f"{odd}: (task|group|tag): (123|null|2.5|7) is no text"):
+    with pytest.raises(OperatorError, match=f"{odd}: (task|group|tag): (123|null|2.5|7) is not text"):
         ask(tmp_path)
     catalogue.folder_index.cache_clear()
     odd.unlink()
