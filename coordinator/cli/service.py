@@ -143,7 +143,7 @@ def _check_watch(settings: Config, config: Path | None) -> None:
         judge_for(settings, suite)
     if watch.suite is None and watch.folders:
         raise OperatorError(
-            "[watch] folders is set without [watch] suite: set the suite for checkpoints found there"
+            "[watch] folders are set without [watch] suite: set the suite for checkpoints found there"
         )
 
 

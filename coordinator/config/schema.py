@@ -91,7 +91,7 @@ class RoleConfig(Record):
 
 
 class SlurmConfig(Record):
-    """How jobs request GPUs; its tables override [cluster] for the jobs of one role."""
+    """How jobs request GPUs; its tables override [cluster], for the jobs of one role."""
 
     gpu_request: Annotated[str, AfterValidator(check_gpu_request)] = GPU_REQUEST
     """sbatch's GPU request: "--gres=gpu:{type}:{n}" with the node's type, "--gpus-per-node={n}"."""

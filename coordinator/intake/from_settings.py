@@ -401,7 +401,7 @@ def judge_options(config: Config) -> JudgeConfig | None:
     if not section.model:
         raise OperatorError("[judge] has a url but no model: set model")
     if section.api_key_env is not None and section.api_key_file is not None:
-        raise OperatorError("[judge] sets both api_key_env and api_key_file: keep one of them")
+        raise OperatorError("[judge] has both api_key_env and api_key_file: keep one of them")
     _check_way(parts, section)
     prices = (section.price_per_million_prompt_tokens, section.price_per_million_completion_tokens)
     if section.max_cost is not None and None in prices:

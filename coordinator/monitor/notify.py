@@ -152,7 +152,7 @@ def _webhook(section: NotifyConfig) -> str | None:
     if section.webhook_file is None:
         return section.webhook
     if section.webhook is not None:
-        raise OperatorError("[notify] sets both webhook and webhook_file: keep one of them")
+        raise OperatorError("[notify] has both webhook and webhook_file: keep one of them")
     try:
         address = read_secret("[notify] webhook_file", section.webhook_file)
         return NotifyConfig(webhook=address).webhook

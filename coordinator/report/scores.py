@@ -83,7 +83,7 @@ class Head(Kept):
     """Identity of an evaluation."""
 
     evaluation_id: str  # names its folder in the work folder
-    suite: str = ""
+    suite: str = ""  # name
     checkpoint: str = ""  # the folder that training wrote, or the Hub's model
     step: int | None = None  # None: unknown
     mode: str = "exact"  # or "fast"

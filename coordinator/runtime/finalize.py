@@ -314,7 +314,7 @@ class Results(Evaluation):
     changed: str = (
         ""  # set by `evaluate`: what has changed since the last evaluation of this checkpoint and suite
     )
-    report: Report = Field(exclude=True, repr=False)
+    report: Report = Field(exclude=True, repr=False)  # where the time went
     raw: dict[str, Any] = Field(exclude=True, repr=False)  # results.json, in lm-eval's shape
     gpu_hour_price: float | None = Field(default=None, exclude=True, repr=False)  # from the current settings
 
