@@ -289,7 +289,7 @@ def decided(lines):
             state, _ = machine.start(event)
         else:
             yield from taken(machine.apply(state, event))
-            yield from taken(machine._due(state, SITE, event.at))
+            yield from taken(machine.due(state, SITE, event.at))
 
 
 @contextlib.contextmanager
