@@ -53,10 +53,10 @@ def _ask(config: Config, evaluation: str, asked: Notice) -> None:
 
 def _nothing_to_do(folder: EvaluationPaths, command: str) -> str:
     """Why a command to an evaluation that has ended would change nothing; "" where it would, or where it has not ended."""
-    from coordinator.runtime.replay import by_journal
+    from coordinator.runtime.summarise import by_journal
     from coordinator.runtime.summary import read_json, read_summary
 
-    found = read_summary(folder) or by_journal(folder)
+    found = read_summary(folder) or by_journal(folder, time.time())
     if found is None or found.ended_at is None:
         return ""
     if command == "cancel":
