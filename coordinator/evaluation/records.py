@@ -29,7 +29,7 @@ from evaljobs.contract.specs import (
 )
 
 JOURNAL_FORMAT: Literal[10] = 10
-"""Raised with each change of `events`: a journal of another number is not gone on with (`runtime.journal`)."""
+"""Raised with each change of `events`, with a function in `runtime.upcasts` for journals of the number before."""
 
 
 class RunOptions(Record):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from math import inf
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
@@ -69,8 +70,15 @@ class Monitor:
         # unix seconds since when an evaluation is parked; inf once it was news
         self._parked: dict[str, float] = {}
 
-    def tick(self, coordinator: Coordinator, pending: int, ended: Sequence[Summary]) -> None:
-        """`pending`: checkpoints that are not accepted yet; `ended`: evaluations that have ended since the last call.
+    def tick(
+        self,
+        coordinator: Coordinator,
+        pending: int,
+        ended: Sequence[Summary],
+        announced_at: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
+        """`pending`: checkpoints that are not accepted yet; `ended`: evaluations that have ended since the last call;
+        `announced_at`: their id -> unix seconds.
 
         OSError where `news.json` cannot be read or written.
         """
@@ -78,7 +86,7 @@ class Monitor:
         if self._metrics is not None:
             self._metrics.turn(coordinator.turn_seconds)
             self._metrics.note(coordinator, pending, now)
-            self._metrics.ended(ended)
+            self._metrics.ended(ended, announced_at)
         if self._notifier.wanted:
             self._tell_ends(coordinator, ended)
             self._tell_parked(coordinator, now)
@@ -179,12 +187,12 @@ class Beside:
         """Is something left to do for `--until-idle` to wait for?"""
         return self._exporter.busy or self._housekeeper.busy
 
-    def tick(self, pending: int, gone: Sequence[Summary]) -> None:
-        """`pending`: checkpoints that are not accepted yet; `gone`: evaluations that have ended since the last call."""
+    def tick(self, pending: int, gone: Sequence[Summary], announced_at: Mapping[str, float]) -> None:
+        """As `Monitor.tick`; `gone`: evaluations that have ended since the last call."""
         for ended in gone:
             self._exporter.ask()
             self._housekeeper.ended(ended.evaluation_id)
-        self._guard("metrics and news", self._monitor.tick, self._coordinator, pending, gone)
+        self._guard("metrics and news", self._monitor.tick, self._coordinator, pending, gone, announced_at)
         self._guard("trackers", self._exporter.tick)
         self._guard("checks of nodes", self._checker.tick, time.time())
 

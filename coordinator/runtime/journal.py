@@ -2,8 +2,9 @@
 
 Rule: an event is on disk before its actions begin. A torn last line (a crash during a write) is cut off before the next
 line is written. Any other line that cannot be read is a JournalError, since without it the state would be wrong. A journal
-of another format (`JOURNAL_FORMAT`) is an OtherFormatError: it stays as it is, and its evaluation is not gone on with. Who
-goes on with a journal gives it a new file first (`renew`), and acts on what it wrote if the work folder is its own still.
+of an earlier format (`JOURNAL_FORMAT`) is read through `UPCASTS`; one that they do not reach is an OtherFormatError: it
+stays as it is, and its evaluation is not gone on with. Who goes on with a journal gives it a new file of the present format
+first (`renew`), and acts on what it wrote if the work folder is its own still.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from coordinator.evaluation import step as machine
 from coordinator.evaluation.events import EVENT, Accepted, AnyEvent
 from coordinator.evaluation.records import JOURNAL_FORMAT, job_prefix
 from coordinator.evaluation.state import IllegalEventError, State
+from coordinator.runtime.upcasts import UPCASTS
 from coordinator.runtime.work_lock import take_lock
 from evaljobs.contract.storage import make_file, write_atomic
 
@@ -62,9 +64,16 @@ class Journal:
         self._fd = _opened(path)
 
     def renew(self) -> None:
-        """Go on in a new file: what an earlier coordinator may still write to the old one is no part of the journal. OSError."""
+        """Go on in a new file: what an earlier coordinator may still write to the old one is no part of the journal. A
+        journal of an earlier format is brought to the present one, whole lines of it. OSError.
+        """
         check_format(self.path)
-        write_atomic(self.path, self.path.read_bytes())
+        number = _format_of(self.path)
+        whole = self.path.read_bytes()
+        if number != JOURNAL_FORMAT:
+            lines = enumerate(_whole_lines(self.path), start=1)
+            whole = b"".join(line_of(_event(line, f"{self.path}:{at}", number)) for at, line in lines)
+        write_atomic(self.path, whole)
         old, self._fd = self._fd, _opened(self.path)
         os.close(old)
 
@@ -169,8 +178,9 @@ def line_of(event: AnyEvent) -> bytes:
 def read_events(path: Path) -> Iterator[AnyEvent]:
     """All whole events of a journal, also of one that another process is writing. JournalError names a bad line."""
     check_format(path)
+    written_in = _format_of(path)
     for number, line in enumerate(_whole_lines(path), start=1):
-        yield _event(line, f"{path}:{number}")
+        yield _event(line, f"{path}:{number}", written_in)
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:
@@ -178,19 +188,35 @@ def _whole_lines(path: Path) -> Iterator[bytes]:
         yield from itertools.takewhile(lambda line: line.endswith(b"\n"), lines)
 
 
-def _event(line: bytes, where: str) -> AnyEvent:
+def _event(line: bytes, where: str, written_in: int) -> AnyEvent:
     try:
-        return EVENT.validate_json(line)
-    except ValidationError as error:
-        what = error.errors()[0]["msg"].partition(" does not match")[0][:200]
+        return EVENT.validate_json(line if written_in == JOURNAL_FORMAT else _upcast(line, written_in))
+    except (ValueError, KeyError, TypeError) as error:
+        what = error.errors()[0]["msg"] if isinstance(error, ValidationError) else repr(error)
+        what = what.partition(" does not match")[0][:200]
         raise JournalError(
             f"{where} is no event of this version ({what}); move the folder away to start afresh"
         ) from error
 
 
+def _upcast(line: bytes, written_in: int) -> bytes:
+    """A line of an earlier format as one of the present format."""
+    event = json.loads(line)
+    for number in range(written_in, JOURNAL_FORMAT):
+        event = UPCASTS[number](event)
+    if event["kind"] == "accepted":
+        event["journal_format"] = JOURNAL_FORMAT
+    return json.dumps(event).encode()
+
+
 def has_other_format(path: Path) -> bool:
-    """Was the journal written in another format? False where it has no first event."""
-    return bool(_first(path).get("journal_format", 0) != JOURNAL_FORMAT)
+    """Was the journal written in a format that cannot be read? False where it has no first event."""
+    number = _format_of(path)
+    return number > JOURNAL_FORMAT or any(n not in UPCASTS for n in range(number, JOURNAL_FORMAT))
+
+
+def _format_of(path: Path) -> int:
+    return int(_first(path).get("journal_format", 0))
 
 
 def _first(path: Path) -> dict[str, Any]:
