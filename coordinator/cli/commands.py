@@ -53,10 +53,10 @@ def _ask(config: Config, evaluation: str, asked: Notice) -> None:
 
 def _nothing_to_do(folder: EvaluationPaths, command: str) -> str:
     """Return why a command for an ended evaluation would change nothing; "" if it would, or if it has not ended."""
-    from coordinator.runtime.replay import by_journal
+    from coordinator.runtime.summarise import by_journal
     from coordinator.runtime.summary import read_json, read_summary
 
-    found = read_summary(folder) or by_journal(folder)
+    found = read_summary(folder) or by_journal(folder, time.time())
     if found is None or found.ended_at is None:
         return ""
     if command == "cancel":

@@ -112,7 +112,7 @@ class Daemon(Where):
                 gone = [summary for summary in found if summary.ended_at is not None]
                 for ended in gone:
                     _log_end(coordinator.evaluations.running[ended.evaluation_id].state)
-                beside.tick(service.pending_count, gone)
+                beside.tick(service.pending_count, gone, service.announced_at(gone))
                 if coordinator.evaluations.busy or service.waiting or beside.busy:
                     quiet_since = time.monotonic()
                 guard("the screen", watcher.show, running, coordinator.evaluations.trouble)

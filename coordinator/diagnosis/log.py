@@ -9,20 +9,21 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from coordinator.diagnosis.quoted import NEAR, before_dump, is_quoted, says_nothing
 from coordinator.diagnosis.reader import CHUNK, MOST_SHOWN, Line, Reader, blocks, last_time, plain
-from coordinator.diagnosis.rules import RAISED, UNKNOWN, Rule, data_rule, find, table
+from coordinator.diagnosis.rules import RAISED, UNKNOWN, Rule, find, table
 
 MOST_TEMPLATES = 200_000
-MOST_EXAMINED = 6_000  # lines that are compared with all rules; of the rest only the last LAST_EXAMINED
+MOST_EXAMINED = 4_000  # lines that are compared with all rules; of the rest only the last LAST_EXAMINED
 LAST_EXAMINED = 2_000
 MOST_HITS = 2_000
 SAME = 50  # lines of one template compared with the rules: digits may distinguish them, as for an Xid
 MOST_FRAMES = 300  # lines of one traceback
 MOST_TAIL = 40  # last lines that are kept
 SURVIVED = 3  # weight of the evidence behind a failure from which on the program survived it: table().weights
+DATA = 34  # precedence of a data set that could not be read
 BANNER = 3  # first lines of a log which, if they recur, indicate another attempt
 _DROPPED = b"0123456789abcdefABCDEF"
 # A line in lower case with none of these tells of no failure.
@@ -48,7 +49,8 @@ def _any_of(words: Iterable[bytes]) -> bytes:
     return b"(?:" + b"|".join(re.escape(c) + _any_of(rest) for c, rest in nexts.items()) + b")"
 
 
-_tells, _words = re.compile(_any_of(_TELLS)).search, re.compile(_any_of(_TELLS + _PROGRESS)).search
+_tells = re.compile(_any_of(_TELLS)).search
+_words = re.compile(b"(%b)|%b" % (_any_of(_TELLS), _any_of(_PROGRESS))).search  # group 1: a word of failure
 _progress = re.compile(_any_of(_PROGRESS)).search
 _COUNTED = re.compile(
     r"(?i)(?:step|iter|epoch|loss|acc)\w*['\"]?[\s:=]{1,3}\d|\d%\||\b(?:it|tokens|samples)/s"
@@ -59,9 +61,8 @@ _SOFT = re.compile(
     r"|falling back|resuming|resolved after|NCCL INFO \S+/Plugin|NET/OFI .*initialization failed|^W \S+:\d+\]|will (?:try|be)|thrown while requesting"
     r"|failed call to cuinit|could not find cuda drivers|^HTTP Request: |^wandb: |wandb-production|api\.wandb\.ai|^dropped chunk"
 )
-_FIRM = re.compile(
-    r"(?i)preempted|terminated|KeyboardInterrupt"
-)  # lines that say that it ends, as a warning, too
+# lines that say that it ends, as a warning, too
+_FIRM = re.compile(r"(?i)preempted|terminated|KeyboardInterrupt")
 _SUSPECT = re.compile(
     r"(?i)\b(?:\w*error|\w*exception|fatal|failed|failure|aborted?|killed|panic|segmentation fault|core dumped|SIG[A-Z]{3,5}|exitcode"
     r"|denied|refused|unreachable|unexpectedly|timed out|interrupted|not respond(?:ing)?|LOCKUP|stalled|scancel|died|Traceback)\b"
@@ -184,10 +185,12 @@ class Scan:
     def _read_block(self, block: bytes, numbers: Sequence[int]) -> None:
         lower, at, index = block.lower(), 0, 0  # of the next line
         while at <= len(block):
+            told, word = False, at  # a word of failure in the line; where such a word may begin
             if not self._open:
                 if (found := _words(lower, at)) is None:
                     return
-                start = block.rfind(b"\n", at, found.start()) + 1 or at
+                told, word = found.lastindex == 1, found.end()
+                start = block.rfind(b"\n", at, word) + 1 or at
                 index, at = index + block.count(b"\n", at, start), start
             end = block.find(b"\n", at)
             end = len(block) if end < 0 else end
@@ -197,7 +200,7 @@ class Scan:
                 self._frame(source, raw)
             else:
                 self._span = at, end
-                self._take(raw, numbers[index], lower, (at, end))
+                self._take(raw, numbers[index], told, lower, (word, end))
             at, index = end + 1, index + 1
 
     # --- lines -----------------------------------------------------------------------------------------------------------
@@ -209,16 +212,18 @@ class Scan:
         if len(lines) > MOST_FRAMES:
             del self._open[source]
 
-    def _take(self, raw: bytes, number: int, lower: bytes, span: tuple[int, int]) -> None:
-        """Take a line, which is `lower[span]` in lower case."""
+    def _take(self, raw: bytes, number: int, told: bool, lower: bytes, rest: tuple[int, int]) -> None:
+        """Take a line. `told`: its first word indicates failure; `lower[rest]`: the text after that word, in lower case."""
         key = raw.translate(None, _DROPPED)
         if (known := self._special.get(key)) is not None:
             self._again(known, key, raw, number)
-        elif _tells(lower, *span) or (
-            self._open and any(line.source in self._open for line in self._reader.read(raw))
+        elif (
+            told
+            or _tells(lower, *rest)
+            or (self._open and any(line.source in self._open for line in self._reader.read(raw)))
         ):
             self._examine(key, raw, number)
-        elif len(self._special) < MOST_TEMPLATES and _words(lower, *span):
+        elif len(self._special) < MOST_TEMPLATES and (not self._open or _progress(raw.lower())):
             self._special[key] = _Template("", suspect=False, first=number, last=number, progress=True)
 
     def _again(self, known: _Template, key: bytes, raw: bytes, number: int) -> None:
@@ -244,9 +249,7 @@ class Scan:
         source, text = line.source, before_dump(line.text)
         line = line._replace(text=text)
         if _BEGINS in text:
-            if text.startswith(
-                "Original "
-            ):  # of another process or thread, behind the exception that carries it
+            if text.startswith("Original "):  # of another process, behind the exception that carries it
                 self._before[source] = (self._before.get(source, (None, ""))[0], "Ori")
             text = text[text.index(_BEGINS) :]  # behind a logger's words
         opened = self._open.get(source)
@@ -314,18 +317,13 @@ class Scan:
             rule = known.hit.rule if known.hit else None
         else:
             rule = None if traceback is None and says_nothing(text) else find(text)
-        if (
-            rule is None
-            and traceback is not None
-            and _EXCEPTION.match(text)
-            and not table().marks["following"].search(text)
-        ):
-            rule = UNKNOWN
+        if rule is None and traceback is not None and _EXCEPTION.match(text):
+            rule = None if table().marks["following"].search(text) else UNKNOWN
         if rule is None:
             return None
         if traceback is not None and rule.reason in ("ModelLoadingError", "") and traceback.reads_data():
-            rule = data_rule()
-        if known is not None and known.hit is not None and known.hit.rule is rule:
+            rule = replace(rule, reason="DatasetLoadingError", precedence=DATA)
+        if known is not None and known.hit is not None and known.hit.rule == rule:
             self._seen_again(known.hit, number)
             return known.hit
         if (known is None or known.count <= SAME) and self._is_quoted(text):

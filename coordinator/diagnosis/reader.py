@@ -63,18 +63,9 @@ _NCCL = re.compile(r":\d+:\d+ \[\d+\] ")  # its warnings are errors
 _SPOKEN = re.compile(
     r"(?i)@?(?:message|msg|event|log|text|body|error|err|reason|exception|exc|detail|level|lvl|severity|time|ts)(?:[_A-Z].*|payload|stamp)?$"
 )
-LEVELS = {
-    "i": "INFO",
-    "d": "DEBUG",
-    "t": "TRACE",
-    "w": "WARNING",
-    "e": "ERROR",
-    "f": "ERROR",
-    "warn": "WARNING",
-    "critical": "ERROR",
-}
-LEVELS |= {name: name.upper() for name in ("trace", "debug", "info", "notice", "success")}
-LEVELS |= {"fatal": "ERROR", "err": "ERROR", "severe": "ERROR", "warning": "WARNING", "error": "ERROR"}
+LEVELS = dict(zip("idtwef", ("INFO", "DEBUG", "TRACE", "WARNING", "ERROR", "ERROR"), strict=True))
+LEVELS |= {name: name.upper() for name in ("trace", "debug", "info", "notice", "success", "warning", "error")}
+LEVELS |= dict.fromkeys(("critical", "fatal", "err", "severe"), "ERROR") | {"warn": "WARNING"}
 
 
 _TIMES = re.compile(rf"\b{_TIME}".encode())

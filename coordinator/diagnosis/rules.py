@@ -59,9 +59,8 @@ class Table(NamedTuple):
         """Which evidence, success or start, this line is; else ""."""
         if self.marks["start"].search(text):
             return "start"
-        return (
-            "success" if self.marks["success"].search(text) and not self.marks["failed"].search(text) else ""
-        )
+        ended = self.marks["success"].search(text) and not self.marks["failed"].search(text)
+        return "success" if ended else ""
 
 
 _accepted: list[Rule] = []
@@ -78,17 +77,10 @@ def table() -> Table:
 def _package() -> Table:
     data = tomllib.loads(files(__package__).joinpath("rules.toml").read_text("utf-8"))
     reasons = {name: Reason(**fields) for name, fields in data["reason"].items()}
-    raised = (
-        Rule(
-            name,
-            MOST_RAISED,
-            re.compile(rf"^(?:[\w.]*\.)?(?:{names})(?::|$)"),
-            "Python",
-            f"{name}: 'a'",
-            reasons[name].owner,
-        )
-        for name, names in data["raised"].items()
-    )
+    raised = []
+    for name, names in data["raised"].items():
+        pattern = re.compile(rf"^(?:[\w.]*\.)?(?:{names})(?::|$)")
+        raised.append(Rule(name, MOST_RAISED, pattern, "Python", f"{name}: 'a'", reasons[name].owner))
     return Table(
         reasons=reasons,
         rules=(*(_rule(row, reasons) for row in data["rule"]), *raised),
@@ -101,12 +93,6 @@ def _package() -> Table:
 def _rule(row: dict[str, Any], reasons: dict[str, Reason]) -> Rule:
     owner = reasons[row["reason"]].owner if row["reason"] else "none"
     return Rule(**{"owner": owner, **row, "pattern": re.compile(row["pattern"])})
-
-
-@lru_cache(maxsize=1)
-def data_rule() -> Rule:
-    """The rule of a data set that could not be read."""
-    return next(rule for rule in _package().rules if rule.reason == "DatasetLoadingError")
 
 
 def accept(text: str) -> None:

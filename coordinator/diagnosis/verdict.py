@@ -146,12 +146,9 @@ def _said(word: str, state: str, exit_code: str) -> Hit | None:
 
 
 def _stuck(dumps: Mapping[str, Mapping[str, Any]]) -> Hit | None:
-    found = stuck(dumps) if dumps else None
-    return (
-        _hit("NCCLTimeoutError", found.line, FOLLOWS - 1, "user" if found.mismatch else None)
-        if found
-        else None
-    )
+    if not dumps or (found := stuck(dumps)) is None:
+        return None
+    return _hit("NCCLTimeoutError", found.line, FOLLOWS - 1, "user" if found.mismatch else None)
 
 
 def _hit(reason: str, line: str, precedence: int, owner: Owner | None = None) -> Hit:
@@ -313,9 +310,8 @@ class Stuck(NamedTuple):
 
 def stuck(dumps: Mapping[str, Mapping[str, Any]]) -> Stuck | None:
     """Of the dumps of one run, a file a rank; None where each collective that they hold has completed."""
-    calls: dict[
-        str, dict[int, dict[int, Mapping[str, Any]]]
-    ] = {}  # group -> sequence number -> rank -> its entry
+    # group -> sequence number -> rank -> its entry
+    calls: dict[str, dict[int, dict[int, Mapping[str, Any]]]] = {}
     members: dict[str, set[int]] = {}
     for name, dump in dumps.items():
         rank = _rank(name, dump)

@@ -29,7 +29,7 @@ from evaljobs.contract.specs import (
 )
 
 JOURNAL_FORMAT: Literal[10] = 10
-"""Raised whenever a field of an event changes: a journal with another number is not resumed (`runtime.journal`)."""
+"""Raised whenever a field of an event changes, with a function in `runtime.upcasts` for journals of the previous number."""
 
 
 class RunOptions(Record):

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from prometheus_client import (
@@ -61,6 +62,10 @@ HISTOGRAMS = {
     "loop_seconds": (
         "Duration of a turn of the loop in seconds",
         (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+    ),
+    "checkpoint_seconds": (
+        "Seconds from a checkpoint's announcement to its last score, waits included; not of cancelled ones",
+        (60, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 86400),
     ),
     "makespan_seconds": (
         "Seconds from acceptance to the last score",
@@ -129,9 +134,14 @@ class Metrics:
         for call, count in coordinator.calls.take_counts().items():
             self._counters["cluster_calls"].labels(call).inc(count)
 
-    def ended(self, ends: Iterable[Summary]) -> None:
-        """Count ended evaluations, and their costs as far as known."""
+    def ended(
+        self, ends: Iterable[Summary], announced_at: Mapping[str, float] = MappingProxyType({})
+    ) -> None:
+        """Count ended evaluations, and their costs as far as known. `announced_at`: id -> unix seconds."""
         for summary in ends:
+            begun = announced_at.get(summary.evaluation_id)
+            if begun is not None and summary.ended_at is not None and not summary.cancelled:
+                self._histograms["checkpoint_seconds"].observe(max(0.0, summary.ended_at - begun))
             self._counters["evaluations_ended"].labels(summary.result).inc()
             for cause, seconds in summary.causes.items():
                 self._counters["gpu_seconds"].labels(LABELS.get(cause, cause)).inc(seconds)

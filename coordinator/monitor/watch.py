@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from math import inf
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
@@ -69,8 +70,15 @@ class Monitor:
         # unix seconds since when an evaluation is parked; inf once reported
         self._parked: dict[str, float] = {}
 
-    def tick(self, coordinator: Coordinator, pending: int, ended: Sequence[Summary]) -> None:
-        """Update metrics and news. `pending`: checkpoints not yet accepted; `ended`: evaluations ended since the last call.
+    def tick(
+        self,
+        coordinator: Coordinator,
+        pending: int,
+        ended: Sequence[Summary],
+        announced_at: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
+        """Update metrics and news. `pending`: checkpoints not yet accepted; `ended`: evaluations ended since the last call;
+        `announced_at`: their id -> unix seconds.
 
         Raise OSError if `news.json` cannot be read or written.
         """
@@ -78,7 +86,7 @@ class Monitor:
         if self._metrics is not None:
             self._metrics.turn(coordinator.turn_seconds)
             self._metrics.note(coordinator, pending, now)
-            self._metrics.ended(ended)
+            self._metrics.ended(ended, announced_at)
         if self._notifier.wanted:
             self._tell_ends(coordinator, ended)
             self._tell_parked(coordinator, now)
@@ -179,12 +187,12 @@ class Beside:
         """Whether `--until-idle` has to wait for something."""
         return self._exporter.busy or self._housekeeper.busy
 
-    def tick(self, pending: int, gone: Sequence[Summary]) -> None:
-        """Update everything. `pending`: checkpoints not yet accepted; `gone`: evaluations ended since the last call."""
+    def tick(self, pending: int, gone: Sequence[Summary], announced_at: Mapping[str, float]) -> None:
+        """Update everything, as `Monitor.tick`; `gone`: evaluations ended since the last call."""
         for ended in gone:
             self._exporter.ask()
             self._housekeeper.ended(ended.evaluation_id)
-        self._guard("metrics and news", self._monitor.tick, self._coordinator, pending, gone)
+        self._guard("metrics and news", self._monitor.tick, self._coordinator, pending, gone, announced_at)
         self._guard("trackers", self._exporter.tick)
         self._guard("checks of nodes", self._checker.tick, time.time())
 

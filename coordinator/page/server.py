@@ -18,7 +18,6 @@ import socket
 import stat
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
+from weakref import WeakValueDictionary
 
 import uvicorn
 from pydantic import ValidationError
@@ -143,7 +143,8 @@ class Pages:
         self.settings = settings
         self._now, self._spent = now, spent
         self._made: dict[str, _Made] = {}
-        self._making: defaultdict[str, Lock] = defaultdict(Lock)  # address -> held while it is built
+        # address -> held while it is built; dropped with the last thread that wants it, since anyone can make up addresses
+        self._making: WeakValueDictionary[str, Lock] = WeakValueDictionary()
         self._summaries = Summaries(settings, most=MOST_ENDED)
         self._journals = Journals()
         self._trainings: dict[Hashable, Training | None] = {}  # by key, evaluations and their ends
@@ -153,7 +154,9 @@ class Pages:
 
     def get(self, address: str, make: Callable[[], read.Contents]) -> read.Contents:
         """Return contents whose data include their mark. `address`: path and query of the page."""
-        with self._making[address]:
+        with self._lock:
+            making = self._making.setdefault(address, Lock())
+        with making:
             kept = self._made.get(address)
             if kept is None or self._now() >= kept.until:
                 mark = self.mark(address)

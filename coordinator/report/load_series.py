@@ -10,9 +10,10 @@ import fnmatch
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import from_json
@@ -21,8 +22,9 @@ from coordinator.base.words import first_of
 from coordinator.errors import OperatorError
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.intake import places
+from coordinator.report.gpu_use import CAUSES, slot_word
 from coordinator.report.measurements import Report
-from coordinator.report.scores import Evaluation, Head, head_of, made_of
+from coordinator.report.scores import Evaluation, Head, groups_of, head_of, scores_of, with_signals
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.storage import read_record, write_atomic
 
@@ -75,6 +77,32 @@ def written(paths: EvaluationPaths) -> tuple[int, int]:
             return 0
 
     return at(paths.results), at(paths.report)
+
+
+def made_of(head: Mapping[str, Any], results: Mapping[str, Any], report: Report | None) -> Evaluation:
+    """The document. `head`: of `head_of`; `results`: results.json; `report`: None where none could be made."""
+    said = results.get("evalspan", {})
+    known = {name: said[name] for name in ("at_chance", "fell_to_chance") if name in said}
+    known |= {"scores": scores_of(with_signals(results)), "groups": groups_of(results)}
+    known |= {"failed": results.get("failed", {})}
+    if report is None:
+        status = said.get("status", "failed" if known["failed"] else "done")
+        return Evaluation(status=status, **head, **known)
+    if report.makespan_seconds is not None:
+        known |= {"paused_seconds": report.paused_seconds, "gpu_seconds": report.gpu_seconds}
+    gpus = report.gpus
+    return Evaluation(
+        status=report.status,
+        makespan_seconds=report.makespan_seconds,
+        causes={cause: sum(getattr(g, cause) * max(1, g.gpus) for g in gpus) for cause in CAUSES}
+        if gpus
+        else {},
+        slot=slot_word(gpu.device for gpu in gpus),
+        staged_bytes=report.staged_bytes,
+        died={gpu.trial: gpu.ended for gpu in gpus if gpu.ended.isupper()},
+        **head,
+        **known,
+    )
 
 
 def read_document(paths: EvaluationPaths) -> Evaluation:

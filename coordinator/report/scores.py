@@ -1,7 +1,7 @@
 """The document of one evaluation, shown by every view: its scores, costs and failures. Pure.
 
-Rule: `Head` and `Ended` declare each of these facts once: `Summary`, `Report`, `Evaluation` and `Results` inherit them. Only
-`made_of` builds the document of an evaluation, from its results and report; `coordinator.report.load_series` stores it.
+Rule: `Head` and `Ended` declare each of these facts once: `Summary`, `Report`, `Evaluation` and `Results` inherit them.
+`coordinator.report.load_series` builds the document of an evaluation from its results and report, and stores it.
 """
 
 from __future__ import annotations
@@ -10,17 +10,13 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import nan
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field, PlainSerializer, PlainValidator
 
 from coordinator.evaluation.records import EvaluationRecord, checkpoint_name
-from coordinator.report.gpu_use import CAUSES, slot_word
 from evaljobs.contract.columns import BITS, DENSE
 from evaljobs.contract.specs import Kept
-
-if TYPE_CHECKING:
-    from coordinator.report.measurements import Report
 
 # how two results differ in their modes, request digests and score keys; "": comparable, or without keys
 Difference = Literal["", "mode", "requests", "score"]
@@ -169,32 +165,6 @@ def head_of(record: EvaluationRecord) -> dict[str, Any]:
         "not_asked": record.not_asked,
         "accepted_at": record.accepted_at,
     }
-
-
-def made_of(head: Mapping[str, Any], results: Mapping[str, Any], report: Report | None) -> Evaluation:
-    """Build the document. `head`: from `head_of`; `results`: results.json; `report`: None if none could be made."""
-    said = results.get("evalspan", {})
-    known = {name: said[name] for name in ("at_chance", "fell_to_chance") if name in said}
-    known |= {"scores": scores_of(with_signals(results)), "groups": groups_of(results)}
-    known |= {"failed": results.get("failed", {})}
-    if report is None:
-        status = said.get("status", "failed" if known["failed"] else "done")
-        return Evaluation(status=status, **head, **known)
-    if report.makespan_seconds is not None:
-        known |= {"paused_seconds": report.paused_seconds, "gpu_seconds": report.gpu_seconds}
-    gpus = report.gpus
-    return Evaluation(
-        status=report.status,
-        makespan_seconds=report.makespan_seconds,
-        causes={cause: sum(getattr(g, cause) * max(1, g.gpus) for g in gpus) for cause in CAUSES}
-        if gpus
-        else {},
-        slot=slot_word(gpu.device for gpu in gpus),
-        staged_bytes=report.staged_bytes,
-        died={gpu.trial: gpu.ended for gpu in gpus if gpu.ended.isupper()},
-        **head,
-        **known,
-    )
 
 
 def with_signals(results: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from coordinator.report.learning_curves import Curve, Series
 from coordinator.report.measurements import Report
 from coordinator.report.scores import Evaluation
 from coordinator.report.tables import Parts, Sheet
-from coordinator.verdicts.signal import NOTHING, RAREST, SHARE, Signal, cadences, signal_of
+from coordinator.verdicts.signal import NOTHING, SHARE, Signal, cadences, signal_of
 from evaljobs.contract.columns import DENSE
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.paths import EvaluationPaths
@@ -44,7 +44,7 @@ def seconds_of(work_dir: Path, points: Sequence[Evaluation]) -> dict[str, float]
 def signals_of(series: Series, seconds: Mapping[str, float]) -> list[dict[str, Any]]:
     """A row for each task, as JSON has it: the largest ratio first, and those without one last. `seconds`: of `seconds_of`.
 
-    `every`: as `every = "auto"` has it, by `cadences`.
+    `every`: of `cadences`, a value for the suite file's key of that name.
     """
     folders = {p.evaluation_id: str(PurePosixPath(p.checkpoint).parent) for p in series.points}
     groups = {name for point in series.points for name in point.groups}
@@ -95,7 +95,7 @@ def show_signals(rows: Sequence[Mapping[str, Any]], slot: str) -> Iterator[Rende
         )
     if any(row["ratio"] is None for row in rows):
         yield Parts("no ratio: too few checkpoints, six in a training, or three in each of several")
-    budget = f"{SHARE:.0%}".replace("%", " %")
+    share = f"{SHARE:.0%}".replace("%", " %")
     yield Parts(
-        f'every: with `every = "auto"` a task is asked at each checkpoint (1) to each {RAREST}th, for {budget} of these seconds'
+        f"every: by signal for its price, for `every` in the suite file; all tasks then take {share} of these seconds"
     )

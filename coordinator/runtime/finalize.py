@@ -27,8 +27,9 @@ from coordinator.evaluation.state import State
 from coordinator.intake import request_sets
 from coordinator.planning.make_plan import BYTES_PER_PARAMETER, hardware_of
 from coordinator.report.judge_cost import judge_use
+from coordinator.report.load_series import made_of
 from coordinator.report.measurements import Report, ShardSpan, make_report, without_measurements
-from coordinator.report.scores import Evaluation, made_of
+from coordinator.report.scores import Evaluation
 from coordinator.runtime.chance import at_chance, fell_to_chance
 from coordinator.runtime.journal import read_events
 from coordinator.runtime.reuse import REUSED

@@ -1,9 +1,10 @@
 """The journal of an evaluation: append-only, fsynced, one writer, replayed on start.
 
 Rule: an event is on disk before its actions begin. A torn last line (a crash during a write) is truncated before the next
-write. Any other unreadable line is a JournalError, since without it the state would be wrong. A journal of another format
-(`JOURNAL_FORMAT`) is an OtherFormatError: it is left unchanged, and its evaluation is not resumed. A coordinator that resumes
-a journal copies it to a new file first (`renew`), and acts on what it wrote only if the work folder is still its own.
+write. Any other unreadable line is a JournalError, since without it the state would be wrong. A journal of an
+earlier format (`JOURNAL_FORMAT`) is read through `UPCASTS`; one out of their reach is an OtherFormatError: it is left
+unchanged, and its evaluation is not resumed. A coordinator that resumes a journal copies it to a new file of the present
+format first (`renew`), and acts on what it wrote only if the work folder is still its own.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from coordinator.evaluation import step as machine
 from coordinator.evaluation.events import EVENT, Accepted, AnyEvent
 from coordinator.evaluation.records import JOURNAL_FORMAT, job_prefix
 from coordinator.evaluation.state import IllegalEventError, State
+from coordinator.runtime.upcasts import UPCASTS
 from coordinator.runtime.work_lock import take_lock
 from evaljobs.contract.storage import make_file, write_atomic
 
@@ -62,11 +64,16 @@ class Journal:
         self._fd = _opened(path)
 
     def renew(self) -> None:
-        """Continue in a new file, so that late writes of an earlier coordinator to the old one are not part of the journal.
-        Raise OSError if that fails.
+        """Continue in a new file, so that late writes of an earlier coordinator to the old one are not part of the journal. The
+        complete lines of a journal of an earlier format are converted to the present one. Raise OSError if that fails.
         """
         check_format(self.path)
-        write_atomic(self.path, self.path.read_bytes())
+        number = _format_of(self.path)
+        whole = self.path.read_bytes()
+        if number != JOURNAL_FORMAT:
+            lines = enumerate(_whole_lines(self.path), start=1)
+            whole = b"".join(line_of(_event(line, f"{self.path}:{at}", number)) for at, line in lines)
+        write_atomic(self.path, whole)
         old, self._fd = self._fd, _opened(self.path)
         os.close(old)
 
@@ -169,8 +176,9 @@ def line_of(event: AnyEvent) -> bytes:
 def read_events(path: Path) -> Iterator[AnyEvent]:
     """Yield all complete events of a journal, also while another process is writing it. Raise JournalError for a bad line."""
     check_format(path)
+    written_in = _format_of(path)
     for number, line in enumerate(_whole_lines(path), start=1):
-        yield _event(line, f"{path}:{number}")
+        yield _event(line, f"{path}:{number}", written_in)
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:
@@ -178,19 +186,35 @@ def _whole_lines(path: Path) -> Iterator[bytes]:
         yield from itertools.takewhile(lambda line: line.endswith(b"\n"), lines)
 
 
-def _event(line: bytes, where: str) -> AnyEvent:
+def _event(line: bytes, where: str, written_in: int) -> AnyEvent:
     try:
-        return EVENT.validate_json(line)
-    except ValidationError as error:
-        what = error.errors()[0]["msg"].partition(" does not match")[0][:200]
+        return EVENT.validate_json(line if written_in == JOURNAL_FORMAT else _upcast(line, written_in))
+    except (ValueError, KeyError, TypeError) as error:
+        what = error.errors()[0]["msg"] if isinstance(error, ValidationError) else repr(error)
+        what = what.partition(" does not match")[0][:200]
         raise JournalError(
             f"{where} is not an event of this version ({what}); move the folder away to start over"
         ) from error
 
 
+def _upcast(line: bytes, written_in: int) -> bytes:
+    """A line of an earlier format as one of the present format."""
+    event = json.loads(line)
+    for number in range(written_in, JOURNAL_FORMAT):
+        event = UPCASTS[number](event)
+    if event["kind"] == "accepted":
+        event["journal_format"] = JOURNAL_FORMAT
+    return json.dumps(event).encode()
+
+
 def has_other_format(path: Path) -> bool:
-    """Return whether the journal was written in another format; False if it has no first event."""
-    return bool(_first(path).get("journal_format", 0) != JOURNAL_FORMAT)
+    """Return whether the journal's format cannot be read; False if it has no first event."""
+    number = _format_of(path)
+    return number > JOURNAL_FORMAT or any(n not in UPCASTS for n in range(number, JOURNAL_FORMAT))
+
+
+def _format_of(path: Path) -> int:
+    return int(_first(path).get("journal_format", 0))
 
 
 def _first(path: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -41,7 +41,7 @@ from coordinator.runtime import wiring
 from coordinator.runtime.journal import Journal
 from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.present_inputs import as_of_now, changed_since
-from coordinator.runtime.summary import read_evaluation
+from coordinator.runtime.summary import Summary, read_evaluation
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 log = logging.getLogger(__name__)
@@ -66,6 +66,7 @@ class Service:
         self.config = config
         self.paths = coordinator.performer.site.paths
         self._pending: dict[tuple[str, str], PendingCheckpoint] = {}  # by `Notice.key`
+        self._announced_at: dict[str, float] = {}  # evaluation accepted here, and open -> unix seconds
         self._writer = PendingWriter(self.paths.pending)
         self._throttle = Throttle()
         self._inbox = Inbox(self.paths)
@@ -198,10 +199,20 @@ class Service:
         except (OSError, ClusterError, EvalspanError) as error:
             each.wait(str(error))
             return
+        if not begun:
+            self._announced_at[record.evaluation_id] = each.since
         forget_refusals(self.paths, each.notice)
         for file in each.files:
             done(file)
         self._pending.pop(each.notice.key, None)
+
+    def announced_at(self, ended: Iterable[Summary]) -> dict[str, float]:
+        """When the checkpoints of these evaluations were announced, in unix seconds; asked for once, at their end. Of one that an
+        earlier daemon accepted, when that was.
+        """
+        return {
+            end.evaluation_id: self._announced_at.pop(end.evaluation_id, end.accepted_at) for end in ended
+        }
 
     def _rules(self) -> Hosting:
         """Return the site's rules, asked for once; after a failure, such as a wrong partition, again after RULES_SECONDS."""

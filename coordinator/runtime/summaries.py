@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -117,7 +118,7 @@ class Summaries:
             return self._replayed.get(paths.root.name, (0, None))[1]
         known = self._replayed.get(paths.root.name)
         if known is None or known[0] != size:
-            from coordinator.runtime.replay import by_journal  # noqa: PLC0415 (few evaluations need the state machine)
+            from coordinator.runtime.summarise import by_journal  # noqa: PLC0415 (few evaluations need the state machine)
 
-            known = self._replayed[paths.root.name] = size, by_journal(paths)
+            known = self._replayed[paths.root.name] = size, by_journal(paths, time.time())
         return known[1]

@@ -1,7 +1,7 @@
 """Builds the `Summary` of an evaluation from its state: its stage, what it waits for, what it runs, the time left.
 
 Rule: derived from the state, the cluster's listing of its jobs, and its work queue; `summary_now` adds what files say. Called
-by `coordinator.runtime.runner`, and by `replay` for an evaluation without a valid summary.
+by `coordinator.runtime.runner`, and `by_journal` for an evaluation without a valid one.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from coordinator.cluster import JobState
 from coordinator.cluster.slurm_limits import in_words
 from coordinator.evaluation.state import EntryState, JobInfo, Phase, State
 from coordinator.report.scores import ScoreValue, first_of_each, groups_of, scores_of, top_scores
+from coordinator.runtime.journal import OtherFormatError, read_events, replayed
 from coordinator.runtime.summary import (
     NO_SLOT,
     PAUSED,
@@ -28,6 +29,7 @@ from coordinator.runtime.summary import (
     Timed,
     failed_jobs,
     known_by,
+    of_record,
     read_json,
     with_document,
 )
@@ -342,3 +344,17 @@ def _tail_seconds(state: State) -> float:
     """Predict the seconds of the open metric jobs."""
     open_ones = [state.scoring.metrics[name].seconds for name in state.scoring.outstanding]
     return max([sum(open_ones) / state.cpu_slots, *open_ones], default=0.0)
+
+
+def by_journal(paths: EvaluationPaths, now: float) -> Summary | None:
+    """The summary of an evaluation without a valid one; None where its journal is empty, or a copy of another's."""
+    try:
+        if not paths.journal.stat().st_size:
+            return None
+        state = replayed(read_events(paths.journal))
+        if state is None or state.evaluation_id != paths.root.name:
+            return None
+        return summary_now(state, paths, now)
+    except Exception as error:  # noqa: BLE001 (one bad journal must not hide other evaluations)
+        what = str(error) if isinstance(error, OtherFormatError) else f"its journal cannot be read: {error}"
+        return of_record(paths, what)

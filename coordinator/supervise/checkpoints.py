@@ -99,11 +99,8 @@ def _lacking(path: Path, files: Sequence[Path]) -> Iterator[str]:
         if file.name.endswith((".safetensors.index.json", ".bin.index.json")):
             index = json.loads(file.read_bytes())
             listed = index.get("weight_map") if isinstance(index, dict) else None
-            yield (
-                _without(file, dict.fromkeys(map(str, listed.values()), 1))
-                if isinstance(listed, dict)
-                else ""
-            )
+            if isinstance(listed, dict):
+                yield _without(file, dict.fromkeys(map(str, listed.values()), 1))
         elif file.name == ".metadata":
             yield _without_parts_of_dcp(file)
         elif file.name == "training_args.bin" and not (file.parent / "trainer_state.json").exists():
@@ -135,11 +132,8 @@ def _without_parts_of_dcp(table: Path) -> str:
         return f"{table.name} is truncated or damaged"
     sizes: dict[str, int] = {}
     for part in getattr(head, "storage_data", {}).values():
-        name, ends = (
-            getattr(part, "relative_path", None),
-            getattr(part, "offset", 0) + getattr(part, "length", 0),
-        )
-        if name is not None:
+        ends = getattr(part, "offset", 0) + getattr(part, "length", 0)
+        if (name := getattr(part, "relative_path", None)) is not None:
             sizes[name] = max(sizes.get(name, 0), ends)
     return _without(table, sizes)
 
@@ -160,12 +154,9 @@ def _without_ranks_of_deepspeed(folder: Path) -> str:
         expected = [f"zero_pp_rank_{d}_mp_rank_{m:02d}_model_states.pt" for d, m in every]
     if optimizers:
         expected += [f"zero_pp_rank_{d}_mp_rank_{m:02d}_optim_states.pt" for d, m in every]
-    missing = [name for name in expected if name not in there]
-    return (
-        f"{missing[0]} is missing: {head['dp_world_size']} x {head['mp_world_size']} ranks saved it"
-        if missing
-        else ""
-    )
+    if (missing := next((name for name in expected if name not in there), None)) is None:
+        return ""
+    return f"{missing} is missing: {head['dp_world_size']} x {head['mp_world_size']} ranks saved it"
 
 
 def _without_ranks_of_megatron(path: Path) -> str:

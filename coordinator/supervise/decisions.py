@@ -17,11 +17,8 @@ from coordinator.base.signals import SIGNALLED
 from coordinator.diagnosis.verdict import Diagnosis
 
 KILLED = (SIGNALLED + 9, SIGNALLED + 15)  # SIGKILL, SIGTERM
-KILLS = (
-    "Cancelled",
-    "OOMKilled",
-    "DataloaderKilled",
-)  # reasons that are kills themselves, by a person or for lack of memory
+# reasons that are kills themselves, by a person or for memory
+KILLS = ("Cancelled", "OOMKilled", "DataloaderKilled")
 INFRASTRUCTURE = ("node", "gpu", "network")  # owners of failures after which nodes are checked
 MOST_PAUSE = 600.0  # seconds between two attempts, at most
 WINDOW = 200  # losses with which a new one is compared ...

@@ -300,7 +300,7 @@ class Supervision:
         place = training.with_name(f".{training.name}.supervised")
         if not os.access(
             training.parent, os.W_OK
-        ):  # not there yet, or not ours: only this work folder's are known
+        ):  # not there yet, or not ours: this work folder's are known
             place = self._folder / "supervise.lock"
         with ExitStack() as stack:
             taken = stack.enter_context(locked(place, wait=0.0))

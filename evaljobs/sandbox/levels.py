@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from evaljobs.sandbox.isolation.lane import ENVIRONMENT
+from evaljobs.sandbox.isolation.lane import ENVIRONMENT, run_on
 from evaljobs.sandbox.records import Level, Program, SandboxUnavailableError
 
 _ORDER: Final = (Level.NAMESPACES, Level.LANDLOCK, Level.RLIMITS)
@@ -107,8 +107,6 @@ def choose(level: Level | None, *, allow_unsafe: bool) -> Level:
 @functools.cache
 def probe(level: Level) -> LevelReport:
     """Return whether one level holds here, tried once per process."""
-    from evaljobs.sandbox.run import run_on  # noqa: PLC0415  (it imports this module to choose a level)
-
     try:
         with _bait() as spec:
             # Resource limits are not tried: they do not contain programs, and an escape would be a real one.

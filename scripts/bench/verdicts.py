@@ -25,8 +25,8 @@ from bench.harness import Options, command, option, row, targets
 from coordinator import hook
 from coordinator.report.columns import documents as documents_of
 from coordinator.report.comparisons import comparison
+from coordinator.report.load_series import made_of
 from coordinator.report.pairs import Evaluated, compare
-from coordinator.report.scores import made_of
 from coordinator.report.verdicts import add_verdicts
 from coordinator.verdicts.gate import Policy, judge, outcome_of
 from coordinator.verdicts.paired import POWER, Paired, interval, paired, verdicts

@@ -170,7 +170,7 @@ def test_a_reader_that_has_ended_is_no_failed_task(site):
 
 
 TYPED = {  # what is typed -> what Tab offers
-    "evalspan re": {"report", "retry", "release", "rescore"},
+    "evalspan re": {"report", "resume", "retry", "release", "rescore"},
     "evalspan report step-": {f"step-{step}-mini-{step:08d}" for step in (10, 20, 30)},
     "evalspan compare step-20-mini-00000020 step-3": {"step-30-mini-00000030"},
     "evalspan logs --work-dir no-folder step": set(),

@@ -162,7 +162,7 @@ def test_every_setting_on_a_page_is_one_of_evalspan_toml():
                 assert key in known[section], (name, section, key)
 
 
-@pytest.mark.parametrize("name", ["exactness", "machine", "overview", "phases", "staging", "time"])
+@pytest.mark.parametrize("name", ["exactness", "machine", "overview", "phases", "screen", "staging", "time"])
 def test_a_picture_of_the_explanation_loads_nothing_and_says_in_words_what_it_shows(name):
     text = (ROOT / "docs" / "pictures" / f"{name}.svg").read_text()
     assert not re.search(r"url\(|@import|<image|<script|href", text)

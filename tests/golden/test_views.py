@@ -28,7 +28,7 @@ from coordinator.evaluation.events import EVENT, Accepted, Event
 from coordinator.evaluation.records import JOURNAL_FORMAT, RunOptions
 from coordinator.report.columns import sample_lines
 from coordinator.runtime.journal import line_of
-from coordinator.runtime.replay import by_journal
+from coordinator.runtime.summarise import by_journal
 from coordinator.runtime.summary import (
     WARNINGS,
     Parked,
@@ -197,7 +197,7 @@ def to_inbox(work):
 def _park(paths, config):
     """The summary of an evaluation that was parked, as a coordinator of now writes it."""
     if paths.status.exists() and (was := json.loads(paths.status.read_bytes()))["what"] == "parked":
-        found = by_journal(paths)
+        found = by_journal(paths, time.time())
         parked = Parked(at=was["at"], error=was["error"], until=was["until"])
         assert write_summary(paths, found.model_copy(update={"parked": parked}))
 
@@ -289,7 +289,7 @@ def decided(lines):
             state, _ = machine.start(event)
         else:
             yield from taken(machine.apply(state, event))
-            yield from taken(machine._due(state, SITE, event.at))
+            yield from taken(machine.due(state, SITE, event.at))
 
 
 @contextlib.contextmanager

@@ -204,9 +204,7 @@ def test_each_file_is_taken_waits_is_refused_or_left_as_its_row_says(tmp_path, s
     json.loads(ears.paths.nodes.read_text(), parse_constant=pytest.fail)
     lines = [entry.getMessage() for entry in caplog.records]
     refused = [name for name, what in found.items() if what.startswith("refused")]
-    assert len([line for line in lines if "is not evaluated" in line or "is skipped" in line]) == len(
-        refused
-    )
+    assert len([line for line in lines if "is not evaluated" in line or "is skipped" in line]) == len(refused)
     assert all(line.isprintable() and len(line) < 6000 for line in lines)
     shown = json.loads(typed("status", "--json", "--work-dir", ears.paths.root).stdout)
     known = pending.read(ears.paths, time.time())

@@ -1,6 +1,7 @@
 """`evalspan eval` from end to end, whole and with things killed in the middle: always lm-eval's own scores."""
 
 import contextlib
+import gzip
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import shutil
 import signal
 import stat
 import subprocess
+import sys
 import uuid
 from grp import getgrgid
 from pathlib import Path
@@ -225,6 +227,35 @@ def test_a_metric_that_kills_its_worker_and_one_that_hangs_cost_two_items(warm_s
     assert site.counted_once()
 
 
+def test_no_secret_stands_in_a_file_of_the_work_folder(warm_site):
+    """After a run that had secrets in each place where one can stand: variables of evalspan and its jobs, a password in an
+    address, a file that the prologue reads. The embedded Redis' own password is in `redis/` alone while it runs.
+    """
+    site = warm_site
+    kept = site.folder / "token"
+    kept.write_text("of-the-file-5f1c")
+    kept.chmod(0o600)
+    site.env |= {
+        "HF_TOKEN": "hf_ofthevariable7d2e",
+        "WANDB_API_KEY": "of-the-tracker-9b3a",
+        "OPENAI_API_KEY": "sk-ofthejudge4c8f",
+        "HTTPS_PROXY": "http://someone:of-the-proxy-2e6d@127.0.0.1:9",
+        "EVALSPAN_CLUSTER_EXPORT": '["HF_TOKEN", "OPENAI_API_KEY", "WANDB_API_KEY", "HTTPS_PROXY"]',
+        "EVALSPAN_TRIAL_PROLOGUE": f"export OWN_TOKEN=$(cat {kept})\n{site.env['EVALSPAN_TRIAL_PROLOGUE']}",
+    }
+    done = site.run(site.evaluate())
+    assert done.returncode == 0, f"{done.stderr}\n{site.logs()}"
+    secrets = [b"of-the-file", b"ofthevariable", b"of-the-tracker", b"ofthejudge", b"of-the-proxy"]
+    files = [path for path in site.work.rglob("*") if path.is_file()]
+    assert len(files) > 20
+    for path in files:
+        content = path.read_bytes()
+        if path.suffix == ".gz":
+            content += gzip.decompress(content)
+        assert not [secret for secret in secrets if secret in content], path
+        assert b"of-the" not in os.fsencode(path)
+
+
 def left_behind(site):
     """Processes that name the site's folder, and precursors' leases on its staged weights."""
     found = [" ".join(words) for pid, words, _ in running(site.folder) if pid != os.getpid()]
@@ -261,6 +292,35 @@ def test_killed_it_leaves_nothing_on_this_machine_and_run_again_it_resumes(local
     os.kill(site.paused(), signal.SIGKILL)
     os.kill(server_pid(WorkPaths(site.work)), signal.SIGKILL)
     assert scores(finish(site, second)) == expected
+    assert site.counted_once()
+
+
+def test_an_upgrade_in_mid_evaluation_loses_nothing_and_changes_no_digit(local_site, expected):
+    """SIGKILL in mid-inference; what is left becomes a journal of the format before, in which a field had another name. The
+    version after it, whose `UPCASTS` knows that, runs what is left and no more.
+    """
+    site = local_site
+    site.pause_a_trial(after=2)
+    options = ["--shards-per-task", "4", "--slots", "1"]
+    first = site.start(site.evaluate(*options))
+    wait(lambda: site.paused() and site.dumped() >= 2, first)
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    wait(lambda: not left_behind(site), seconds=10)
+    events = site.events()
+    events[0]["journal_format"] -= 1
+    lines = [json.dumps({"when" if key == "at" else key: e[key] for key in e}) for e in events]
+    (site.root() / "journal.jsonl").write_text("\n".join(lines) + "\n")
+    upgraded = (
+        "from coordinator.evaluation.records import JOURNAL_FORMAT; from coordinator.runtime import upcasts\n"
+        "named = lambda e: {'at' if key == 'when' else key: e[key] for key in e}\n"
+        "upcasts.UPCASTS = {**upcasts.UPCASTS, JOURNAL_FORMAT - 1: named}\n"
+        "from coordinator.__main__ import main; main()\n"
+    )
+    (site.folder / "paused").unlink()
+    _program, *words = site.evaluate(*options)
+    site.env["PAUSE_AFTER"] = "1000"
+    assert scores(finish(site, site.start([sys.executable, "-c", upgraded, *words]))) == expected
     assert site.counted_once()
 
 

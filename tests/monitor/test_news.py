@@ -368,6 +368,32 @@ def test_every_ended_evaluation_counts_and_its_gpu_seconds_where_there_is_a_repo
     assert seen["evalspan_makespan_seconds_count", ""] == len(ends)
 
 
+def test_a_checkpoint_counts_from_its_announcement_to_its_last_score(metrics):
+    """Waits before its acceptance included; a cancelled evaluation has none to count."""
+    over = Summary(schema_version=3, evaluation_id="e", written_at=0.0, accepted_at=500.0, ended_at=1000.0)
+    metrics.ended(
+        [over, over.model_copy(update={"evaluation_id": "c", "cancelled": "asked"})], {"e": 100.0, "c": 1.0}
+    )
+    seen = _scraped(metrics)
+    assert (seen["evalspan_checkpoint_seconds_count", ""], seen["evalspan_checkpoint_seconds_sum", ""]) == (
+        1,
+        900,
+    )
+
+
+def test_each_alert_has_a_heading_that_says_what_to_do():
+    """And each such heading an alert: the rule's `runbook` is the heading's address."""
+    page = (FOLDER.parents[1] / "docs/operations/troubleshooting.md").read_text()
+    rules = yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"][0]["rules"]
+    assert re.findall(r"^### (Evalspan\w+)$", page, re.MULTILINE) == [rule["alert"] for rule in rules]
+    for rule in rules:
+        anchor = f"operations/troubleshooting.md#{rule['alert'].lower()}"
+        assert rule["annotations"]["runbook"] == anchor
+        part = page.partition(f"### {rule['alert']}\n")[2].partition("###")[0]
+        assert "You see:" in part
+        assert re.search(r"[Tt]ype\s+`", part), rule["alert"]
+
+
 def _scrape(metrics):
     """What Prometheus gets of a daemon that has done everything once."""
     metrics._show([summary_of(World(0, Faults(), record()).state, 0.0)], {}, 0.0)

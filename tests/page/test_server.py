@@ -54,6 +54,10 @@ ASKED = {
     "on this server": ("//evil.example/x?token=TOKEN", "GET", {}, 303, {"location": "/evil.example/x"}),
     "no name that resolves to loopback": ("/", "GET", {"KEY": "", "Host": "evil.example"}, 400, {}),
     "but localhost": ("/", "GET", {"KEY": "", "Host": "localhost:PORT"}, 200, {}),
+    "nor half a bracket": ("/", "GET", {"KEY": "", "Host": "[::1"}, 400, {}),
+    "no evaluation of 5,000 letters": ("/evaluation/" + "a" * 5000, "GET", {"KEY": ""}, 404, {}),
+    "nor of 60 kB": ("/evaluation/" + "a" * 60_000, "GET", {"KEY": ""}, 404, {}),
+    "nor a training of 60 kB": ("/training?folder=" + "a" * 60_000, "GET", {"KEY": ""}, 404, {}),
     **{f"no {method}": ("/", method, {"KEY": ""}, 405, {}) for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS")},
     "in no frame": ("/", "GET", {"KEY": "", **ABROAD}, 200, {"x-frame-options": "deny", "x-content-type-options": "nosniff"}),
     **{f"nothing at {path}": (path, "GET", {"KEY": ""}, 404, {}) for path in
@@ -219,6 +223,14 @@ def test_a_large_page_holds_up_no_other(tmp_path):
     assert large.is_alive()
     over.set()
     large.join()
+
+
+def test_addresses_that_were_asked_for_once_leave_nothing(tmp_path):
+    """A flood of requests, each for another name, does not let the server grow."""
+    pages = Pages(Config(work_dir=tmp_path))
+    for number in range(1000):
+        pages.get(f"/compare?id={number}", lambda: Contents("", {}, {}))
+    assert (len(pages._making), len(pages._made)) == (0, MOST_PAGES)
 
 
 def test_a_page_is_made_by_one_thread_at_a_time(tmp_path):

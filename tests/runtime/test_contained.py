@@ -28,7 +28,7 @@ from coordinator.evaluation.actions import FindRequestSets
 from coordinator.evaluation.events import EVENT
 from coordinator.evaluation.records import JOURNAL_FORMAT, job_prefix
 from coordinator.intake.inbox import Notice, leave
-from coordinator.runtime import registry, runner
+from coordinator.runtime import journal, registry, runner
 from coordinator.runtime.journal import JournalError, OtherFormatError, alone, read_events
 from coordinator.runtime.runner import MAX_ANSWERS, MAX_ANSWERS_AN_ENTRY
 from coordinator.runtime.summary import ended, read_summary
@@ -371,6 +371,31 @@ def test_other_fields_in_a_journal_are_another_format():
     }
     found = hashlib.sha256("\n".join(sorted(rows)).encode()).hexdigest()[:8]
     assert (JOURNAL_FORMAT, found) == (10, FIELDS)
+
+
+def test_an_unfinished_evaluation_of_an_earlier_format_is_read_and_gone_on_with(left, cluster, monkeypatch):
+    """Through `UPCASTS`: `status` shows it as before and changes no file; a daemon brings its journal to the present format."""
+    paths = left.evaluation(BAD)
+    events = list(read_events(paths.journal))
+    earlier = [json.loads(line) for line in paths.journal.read_bytes().splitlines()]
+    earlier[0]["journal_format"] = JOURNAL_FORMAT - 1
+    lines = [json.dumps({"when" if key == "at" else key: e[key] for key in e}) for e in earlier]
+    as_then = ("\n".join(lines) + '\n{"torn').encode()
+    paths.journal.write_bytes(as_then)
+    paths.status.unlink(missing_ok=True)
+    monkeypatch.setattr(journal, "UPCASTS", {})
+    assert "journal format" in shown(left)[BAD].fault
+    upcasts = {JOURNAL_FORMAT - 1: lambda line: {"at" if key == "when" else key: line[key] for key in line}}
+    monkeypatch.setattr(journal, "UPCASTS", upcasts)
+    assert shown(left)[BAD].fault == ""
+    assert list(read_events(paths.journal)) == events
+    assert paths.journal.read_bytes() == as_then
+    with serving(left.root, cluster) as coordinator:
+        coordinator.evaluations.resume_all()
+        assert sorted(coordinator.evaluations.running) == [BAD, GOOD]
+        assert jobs_of(cluster, BAD)
+    monkeypatch.undo()
+    assert list(read_events(paths.journal))[: len(events)] == events
 
 
 @pytest.mark.parametrize("number", [0, JOURNAL_FORMAT + 1], ids=["earlier", "later"])

@@ -5,8 +5,9 @@ import json
 from coordinator.evaluation.records import EvaluationRecord, RunOptions
 from coordinator.report import pairs
 from coordinator.report.comparisons import comparison
+from coordinator.report.load_series import made_of
 from coordinator.report.measurements import UNMEASURED, Report
-from coordinator.report.scores import Evaluation, made_of, scores_of
+from coordinator.report.scores import Evaluation, scores_of
 from coordinator.report.verdicts import add_verdicts
 from evaljobs.contract.columns import Documents, packed, unpacked
 from evaljobs.contract.paths import EvaluationPaths

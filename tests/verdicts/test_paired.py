@@ -348,7 +348,8 @@ def row(
     verdict = {"difference": (after or 0) - before, "stderr": stderr, "documents": documents, "clusters": None,
                "degrees": documents - 1, "span": 1.0, "gained": None, "lost": None}  # fmt: skip
     return {"task": task, "metric": metric, "values": [before, after], "documents": [documents, documents],
-            "higher_is_better": higher, "leaves": list(leaves), "verdicts": [{"why": why} if why else verdict]}  # fmt: skip
+            "higher_is_better": higher, "leaves": list(leaves), "verdicts": [{"why": why} if why else verdict],
+            "not_asked": [False, False]}  # fmt: skip
 
 
 def said(rows, **rule):

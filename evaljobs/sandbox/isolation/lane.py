@@ -1,11 +1,13 @@
-"""One lane: an isolated process that runs one program at a time, fed over a socket.
+"""Lanes: isolated processes that run one program at a time, fed over a socket; many programs over several of them.
 
 Rule: output of a lane is parsed as data and bounded. A lane that violates the protocol, dies or overruns is killed and
-reported, never waited for. Called from `run`.
+reported, never waited for. Every program gets one verdict, in input order: a dead lane costs its own
+program one more try, and other programs nothing. Called from `run` and `levels`.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import os
@@ -13,16 +15,28 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
 from evaljobs.sandbox.isolation.zygote import HEADER
-from evaljobs.sandbox.records import VERDICTS, Job, Level, SandboxUnavailableError
+from evaljobs.sandbox.records import (
+    VERDICTS,
+    Job,
+    Level,
+    Program,
+    SandboxUnavailableError,
+    Verdict,
+    job_of,
+    refused,
+)
 
 _START_SECONDS: Final = 60.0  # longest start: a cold interpreter on slow storage
 _GRACE_SECONDS: Final = 20.0  # added to twice a job's own limit, for a loaded node
 _MOST_BYTES: Final = 1 << 16  # of an answer
+WINDOW: Final = 4096  # programs read ahead of the oldest without a verdict
+_TRIES: Final = 2
 _LAUNCH: Final = Path(__file__).with_name("launch.py")
 ENVIRONMENT: Final[Mapping[str, str]] = {
     "PATH": "/usr/bin:/bin",
@@ -104,3 +118,81 @@ class Lane:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._socket.close()
+
+
+# --- many programs -----------------------------------------------------------------------------------------------------
+
+
+def run_on(level: Level, programs: Iterable[Program | Verdict], workers: int) -> Iterator[Verdict]:
+    """Yield one verdict per program, in input order, of `workers` lanes of a level that need not have been tried."""
+    lanes = _Lanes(level)
+    pool = ThreadPoolExecutor(max(1, workers))
+    waiting: collections.deque[Future[Verdict]] = collections.deque()
+    try:
+        for program in programs:
+            waiting.append(pool.submit(lanes.verdict, program))
+            while waiting and (len(waiting) >= WINDOW or waiting[0].done()):
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        lanes.close()
+        pool.shutdown()
+
+
+class _Lanes:
+    """Lanes of one level; each thread of the pool borrows one for a program."""
+
+    def __init__(self, level: Level) -> None:
+        self._level = level
+        self._idle: list[Lane] = []
+        self._alive: set[Lane] = set()
+        self._closed = False
+
+    def verdict(self, program: Program | Verdict) -> Verdict:
+        if isinstance(program, Verdict):
+            return program
+        try:
+            job = job_of(program)
+        except (ValueError, TypeError) as error:
+            return refused(program.id, str(error))
+        verdict, reason, seconds = self._run(job)
+        return Verdict(
+            id=program.id,
+            verdict=verdict,
+            seconds=round(seconds, 6),
+            isolation=self._level.value,
+            reason=reason,
+        )
+
+    def _run(self, job: Job) -> tuple[str, str, float]:
+        for _ in range(_TRIES):
+            if self._closed:
+                break
+            lane = self._take()
+            try:
+                result = lane.run(job)
+            except LaneDeadError:
+                self._alive.discard(lane)
+                lane.close()
+            else:
+                self._idle.append(lane)
+                return result
+        return "crash", "the sandbox around this program died twice", 0.0
+
+    def _take(self) -> Lane:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            lane = Lane(self._level)
+            self._alive.add(lane)
+            if self._closed:  # while it started
+                lane.close()
+            return lane
+
+    def close(self) -> None:
+        """End all lanes, those at work too."""
+        self._closed = True
+        for lane in list(self._alive):
+            lane.close()
