@@ -1,6 +1,6 @@
-"""Entry point `evalspan`; `python -m coordinator` does the same where no script of it is on the path.
+"""Entry point `evalspan`; `python -m coordinator` does the same if no such script is on the path.
 
-Rule: the commands are imported inside `main`, so that Ctrl-C during their imports is one line, too.
+Rule: the commands are imported inside `main`, so that Ctrl-C during their imports also prints only one line.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from types import FrameType
 
 from coordinator.errors import ExitCode
 
-AGAIN_SECONDS = 0.01  # until an interrupt that was swallowed is raised again
+AGAIN_SECONDS = 0.01  # until a swallowed interrupt is raised again
 
 
 def main() -> None:
-    """Run the command line. The first Ctrl-C that no command handles is one line, a second ends at once."""
+    """Run the command line. The first Ctrl-C that no command handles prints one line, a second one ends the process at once."""
     interrupted = False
     output = _output()
 
@@ -28,11 +28,11 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second one ends the process
         raise KeyboardInterrupt
 
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell has it ignored
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # unless a shell ignores it
         signal.signal(signal.SIGINT, note)
         signal.signal(signal.SIGALRM, note)
         sys.unraisablehook = _again
-    # Imports make a million objects that stay. With Python's own threshold, passes over them and pydantic's search for
+    # Imports create a million lasting objects. With Python's default threshold, scanning them and pydantic's search for
     # plugins take a tenth of the CPU time of `evalspan status`.
     gc.set_threshold(100_000)
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
@@ -42,7 +42,8 @@ def main() -> None:
         command_line()
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)
-    except SystemExit as end:  # typer and rich exit with 1 where the reader is gone, which means failed tasks
+    # typer and rich exit with 1 if the reader is gone, which would mean failed tasks
+    except SystemExit as end:
         if end.code == ExitCode.FAILED and output is not None and _reader_is_gone(output):
             sys.exit(ExitCode.READER_GONE)
         raise
@@ -52,7 +53,7 @@ def main() -> None:
 
 
 def _output() -> int | None:
-    """Standard output, to be asked after rich has put /dev/null in its place; None where there is none."""
+    """Return standard output, to be called after rich has replaced it by /dev/null; None if there is none."""
     try:
         return os.dup(1)
     except OSError:
@@ -60,14 +61,14 @@ def _output() -> int | None:
 
 
 def _reader_is_gone(output: int) -> bool:
-    """Has the reader of this pipe ended, as of `evalspan ls | head`? False for a file or a terminal."""
+    """Return whether the reader of this pipe has ended, as in `evalspan ls | head`. False for a file or a terminal."""
     poll = select.poll()
     poll.register(output, 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _again(swallowed: sys.UnraisableHookArgs) -> None:
-    """Raise an interrupt again that met a callback of the interpreter, which no exception leaves (imports have them)."""
+    """Raise an interrupt again that hit a callback of the interpreter, where exceptions cannot propagate (as in imports)."""
     if swallowed.exc_type is KeyboardInterrupt:
         signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
     else:

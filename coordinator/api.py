@@ -1,8 +1,8 @@
-"""evalspan from Python: evaluate, submit, wait, results, series. The command line stands on the same functions.
+"""evalspan from Python: evaluate, submit, wait, results, series. The command line uses the same functions.
 
-Rule: a call prints nothing unless it is asked to, changes no signal handler for longer than it runs, and works in any
-thread. Bad input is an OperatorError in one line, raised before anything is submitted; every error of evalspan is an
-EvalspanError. Times are in seconds, `at` in unix seconds. `import evalspan` offers these names to users.
+Rule: a call prints nothing unless asked to, changes no signal handler beyond its duration, and works in any thread. Bad input
+is an OperatorError in one line, raised before anything is submitted; every error of evalspan is an EvalspanError. Times are
+in seconds, `at` in unix seconds. `import evalspan` exports these names.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ __all__ = [
 ]
 
 TRACKER_SECONDS = 60.0  # longest wait for tracker exports before `evaluate` returns
-# settings, or sections of them, that change no evaluation of a daemon
+# settings, or sections of them, that do not affect a daemon's evaluations
 OF_CALL = frozenset({"work_dir", "watch", "trackers", "gpu_hour_price"})
 log = logging.getLogger(__name__)
-POLL_SECONDS = 1.0  # between two looks of `wait`
+POLL_SECONDS = 1.0  # between two polls of `wait`
 _ONE_RUN = threading.Lock()  # held by the `evaluate_async` that runs
 
 
@@ -98,21 +98,18 @@ def evaluate(
 ) -> Results:
     """Evaluate a checkpoint here, wait for its scores, and return them.
 
-    `checkpoint`: a Hugging Face folder, or a Hub id. `suite`: a shipped suite's name or a suite
-    file; `tasks`: tasks of lm-eval instead, a list or "a,b". With neither, `[watch] suite`.
-    `more` (`SuiteSettings`, such as `limit=100`) replaces what the suite says. `step`: training step, by default the
-    number in the folder's name. `slots`: trials at once, at most. `fresh`: build, ask and score again,
-    whatever is there. `config`, `work_dir`: as the
-    command line has them; `settings`: dotted key -> value, such as {"cluster.kind": "slurm",
-    "trial.model_args": {"dtype": "float32"}}.
+    `checkpoint`: a Hugging Face folder, or a Hub id. `suite`: a shipped suite's name or a suite file; `tasks`: tasks of
+    lm-eval instead, a list or "a,b". With neither, `[watch] suite`. `more` (`SuiteSettings`, such as `limit=100`) overrides
+    the suite. `step`: training step, by default the number in the folder's name. `slots`: maximum number of concurrent
+    trials. `fresh`: build, infer and score again, without reusing anything. `config`, `work_dir`: as on the command line;
+    `settings`: dotted key -> value, such as {"cluster.kind": "slurm", "trial.model_args": {"dtype": "float32"}}.
 
-    `progress`: True prints a line to standard error when something has changed, and every 30 s; a
-    function is called with a `Progress`. `observer`: in its place, for a screen.
+    `progress`: True prints a line to standard error on changes, and every 30 s; a function is called with a `Progress`.
+    `observer`: replaces it, for a screen.
 
-    The same call again resumes an evaluation that was interrupted, and returns the scores of one
-    that has ended. Failed tasks do not raise: see `status` and `failed`. Ctrl-C cancels the
-    evaluation, then raises KeyboardInterrupt. OperatorError: bad input, or the work folder is in
-    use. EvalspanError: a service failed, or no Slurm answers.
+    The same call again resumes an interrupted evaluation, and returns the scores of an ended one. Failed tasks do not raise:
+    see `status` and `failed`. Ctrl-C cancels the evaluation, then raises KeyboardInterrupt. Raises OperatorError for bad
+    input or a work folder in use, EvalspanError if a service failed or Slurm does not answer.
     """
     from coordinator.runtime import wiring
 
@@ -125,7 +122,7 @@ def evaluate(
     from_settings.check_device(known)
     coordinator = wiring.coordinator_of(known)
     site = coordinator.performer.site
-    spec = suites.suite_of(chosen, known.watch.suite)  # a wrong one is refused before a model is fetched
+    spec = suites.suite_of(chosen, known.watch.suite)  # refused before a model is fetched
     record = from_settings.record_of(
         known,
         _folder(checkpoint, known, observer),
@@ -175,7 +172,7 @@ async def _in_thread(run: Callable[[], Results], stop: threading.Event) -> Resul
     except asyncio.CancelledError:
         stop.set()
         await asyncio.wait([running])
-        running.exception()  # else asyncio reports that nobody asked for it
+        running.exception()  # otherwise asyncio reports that it was never retrieved
         raise
 
 
@@ -195,13 +192,12 @@ def rescore(
     progress: bool | Callable[[Progress], object] = False,
     observer: RunObserver | None = None,
 ) -> Results:
-    """Score the answers of an ended evaluation again, without a GPU, and return the scores: a new evaluation.
+    """Score the answers of an ended evaluation again, without a GPU, as a new evaluation, and return the scores.
 
-    `suite`: a shipped suite's name or a suite file, with other filters, metrics or gold answers; by
-    default the evaluation's own, as its files are now. `tokenizer`: a folder with the checkpoint's
-    config and tokenizer, where the checkpoint is gone. A running daemon of the work folder does the
-    work. Other arguments as of `evaluate`. OperatorError where the suite makes other requests, or
-    answers are missing: nothing is submitted then.
+    `suite`: a shipped suite's name or a suite file, with other filters, metrics or gold answers; by default the evaluation's
+    own, from its current files. `tokenizer`: a folder with the checkpoint's config and tokenizer, if the checkpoint is gone.
+    A running daemon of the work folder does the work. Other arguments as in `evaluate`. Raises OperatorError, before anything
+    is submitted, if the suite makes different requests or answers are missing.
     """
     from coordinator.runtime import rescoring, reuse, wiring
 
@@ -256,7 +252,7 @@ def _evaluated(
     observer: RunObserver,
     checked: Callable[[EvaluationRecord], EvaluationRecord],
 ) -> Results:
-    """Begin an evaluation or go on with it, and wait for its scores. `checked`: a new one's record as the site has it run."""
+    """Begin or resume an evaluation, and wait for its scores. `checked`: a new one's record as the site has it run."""
     from coordinator.trackers.live import Exporter
 
     site = coordinator.performer.site
@@ -277,7 +273,7 @@ def _evaluated(
         observer.run(coordinator) as watch,
         coordinator.in_charge("evalspan eval"),
     ):
-        if resumed:  # true only now that the work folder is ours
+        if resumed:  # only certain now that we hold the work folder
             observer.say(resumed)
         state = coordinator.run_one(record, watch)
     archive_all(site.paths.root, [record.evaluation_id])
@@ -291,7 +287,7 @@ def _evaluated(
 
 
 def _shown(settings: Config, paths: EvaluationPaths) -> Results | None:
-    """Results of an evaluation that has ended, which needs no work folder of its own; None of any other."""
+    """Return results of an ended evaluation, which needs no lock on the work folder; otherwise None."""
     state, _, _ = find_evaluation(settings, paths.root.name)
     if state.ended_at is None or state.ending.cancelled:
         return None
@@ -300,12 +296,12 @@ def _shown(settings: Config, paths: EvaluationPaths) -> Results | None:
 
 
 def _resumed(settings: Config, paths: EvaluationPaths) -> str:
-    """What a person reads of an evaluation that was begun before; "" where it had ended. OtherFormatError."""
+    """Return a message about an evaluation that was begun before; "" if it had ended. Raise OtherFormatError."""
     try:
         state, _, _ = find_evaluation(settings, paths.root.name)
     except OtherFormatError:
         raise
-    except OperatorError:  # an unreadable journal: the run says what becomes of it
+    except OperatorError:  # an unreadable journal: the run reports it
         return ""
     return resubmit.resumed(state)
 
@@ -317,9 +313,9 @@ def _checked(
     observer: RunObserver,
     prepare: list[str],
 ) -> EvaluationRecord:
-    """A new evaluation's record as the site has it run.
+    """Return a new evaluation's record as the site has it run.
 
-    OperatorError where its jobs could not run, RetryError where the cluster cannot be asked.
+    Raise OperatorError if its jobs could not run, RetryError if the cluster cannot be reached.
     """
     from coordinator.cluster import ClusterError
     from coordinator.intake.validate import check_cluster, no_answer
@@ -331,7 +327,7 @@ def _checked(
     except ClusterError as error:
         raise no_answer(error) from error
     if record.rescores:
-        return record  # it needs no node with GPUs
+        return record  # needs no node with GPUs
     if said := check_cluster(coordinator.cluster, record):
         observer.say(said)
     return record
@@ -346,14 +342,14 @@ def check_suite(
     *,
     convert: str | None,
 ) -> None:
-    """Refuse a suite whose tasks or data jobs would not find. At first lm-eval reads thousands of files.
+    """Refuse a suite whose tasks or data jobs would not find. The first time lm-eval reads thousands of files.
 
-    `prepare`: options of `evalspan prepare`; `checkpoint`: its folder, where one is named.
+    `prepare`: options of `evalspan prepare`; `checkpoint`: its folder, if one is named.
     """
     from coordinator.doctor.shared_storage import check_shared
     from coordinator.intake.validate import check_tasks, passed_over
 
-    # a raw checkpoint has no tokenizer that transformers reads
+    # a raw checkpoint has no tokenizer for transformers
     tokenizer = checkpoint or "CHECKPOINT" if convert is None else "CONVERTED_CHECKPOINT"
     fetch = shlex.join(["evalspan", "prepare", *prepare, "--tokenizer", tokenizer])
     with messages.busy("asking lm-eval for the suite's tasks"):
@@ -378,8 +374,8 @@ def prepare(
 ) -> dict[str, dict[str, str]]:
     """Build a suite's request sets here, with data sets from the internet: task of the suite -> {leaf task: folder}.
 
-    `tokenizer`: a folder with config.json and the tokenizer, or a Hub id. Other arguments as of
-    `evaluate`. OperatorError with the last line of a build that failed.
+    `tokenizer`: a folder with config.json and the tokenizer, or a Hub id. Other arguments as in `evaluate`. Raises
+    OperatorError with the last line of a failed build.
     """
     chosen = suites.chosen(suite, tasks, more)
     known = work_folder.load(config, work_dir, settings)
@@ -414,14 +410,14 @@ def submit(
 ) -> Submission:
     """Hand a checkpoint to the daemon of the work folder and return at once; `wait` waits for its scores.
 
-    Arguments as of `evaluate`, but for `settings` that change the evaluation: those are the
-    daemon's. `priority`: higher goes first. Submitting twice is one evaluation: the second
-    submission may raise the priority, and it resumes a cancelled evaluation. OperatorError: bad input.
+    Arguments as in `evaluate`, except `settings` that affect the evaluation, which are the daemon's. `priority`: higher goes
+    first. Submitting twice creates one evaluation: the second submission may raise the priority, and it resumes a cancelled
+    evaluation. Raises OperatorError for bad input.
     """
     chosen = suites.chosen(suite, tasks, more)
     _check_own(settings or {})
     known = work_folder.load(config, work_dir, settings)
-    own = chosen.keys() - {"suite"}  # else its name or file means the suite
+    own = chosen.keys() - {"suite"}  # otherwise its name or file denotes the suite
     if own:  # a member of a group names one of the daemon's suites
         refuse_guest(known.work_dir, " to list your suite in [watch] suites")
     from_settings.check_device(known)
@@ -457,14 +453,14 @@ def submit(
 
 
 def _check_counts(**counts: object) -> None:
-    """Refuse an argument that is no whole number from 1 on."""
+    """Refuse an argument that is not an integer of at least 1."""
     for name, count in counts.items():
         if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
-            raise OperatorError(f"{name}: a whole number from 1 on, not {count!r}")
+            raise OperatorError(f"{name} must be an integer of at least 1, not {count!r}")
 
 
 def _check_own(settings: Mapping[str, object]) -> None:
-    """Refuse settings of a submission that the daemon would not see: a notice names a checkpoint and a suite."""
+    """Refuse settings of a submission that the daemon would not see: a notice only names a checkpoint and a suite."""
     lost = [key for key, value in settings.items() if value is not None and key.split(".")[0] not in OF_CALL]
     if lost:
         raise OperatorError(
@@ -474,7 +470,7 @@ def _check_own(settings: Mapping[str, object]) -> None:
 
 
 def _named(chosen: Mapping[str, Any], settings: Config) -> str:
-    """The suite in a notice: a name, or the full path of its file."""
+    """Return the suite for a notice: a name, or the full path of its file."""
     named = str(chosen.get("suite", settings.watch.suite))
     return str(Path(named).expanduser().resolve()) if toml.is_file_name(named) else named
 
@@ -489,10 +485,9 @@ def wait(
 ) -> Results:
     """Wait until an evaluation has ended, and return its results.
 
-    `evaluation`: what `submit` returned, or an id. `timeout`: seconds; TimeoutError after it.
-    OperatorError where the submission was refused, the daemon made another evaluation of it, the
-    evaluation was given up, or there is none.
-    Where no daemon runs it waits for one, and logs a warning that says so.
+    `evaluation`: the return value of `submit`, or an id. `timeout`: seconds until TimeoutError. Raises OperatorError if the
+    submission was refused, the daemon made another evaluation of it, the evaluation was given up, or there is none. If no
+    daemon runs, it logs a warning and waits for one.
     """
     known, daemon = (
         work_folder.load(config, work_dir, settings, makes=False),
@@ -603,9 +598,9 @@ def results(
     work_dir: PathLike | None = None,
     settings: Mapping[str, object] | None = None,
 ) -> Results:
-    """The results of an evaluation as far as it is. `evaluation`: its id, the id's beginning, or its digest.
+    """Return the results of an evaluation so far. `evaluation`: its id, the beginning of its id, or its digest.
 
-    OperatorError where the work folder has none, or several, of that name.
+    Raises OperatorError if the name matches none in the work folder, or several.
     """
     return _found(work_folder.load(config, work_dir, settings, makes=False), evaluation)
 
@@ -620,14 +615,13 @@ def series(
     work_dir: PathLike | None = None,
     settings: Mapping[str, object] | None = None,
 ) -> list[dict[str, Any]]:
-    """Scores of all checkpoints of a training, as flat rows for `pandas.DataFrame`, in order of training.
+    """Return scores of all checkpoints of a training, as flat rows for `pandas.DataFrame`, in training order.
 
-    `folder`: the folder that holds the checkpoints, or a glob of them. `suite`: of this suite only.
-    A row has evaluation_id, suite, step, checkpoint, status, task, filter, metric, value, stderr,
-    documents, n_shot, version, higher_is_better, makespan_seconds, paused_seconds, gpu_seconds, mode. An
-    evaluation without a score has one row whose score is None. `mixed`: evaluations in exact and in fast mode
-    together; `dense`: rows of dense signals, too, with filter "dense". OperatorError where there is no
-    evaluation, or there are both modes.
+    `folder`: the folder with the checkpoints, or a glob of them. `suite`: only this suite. A row has evaluation_id, suite,
+    step, checkpoint, status, task, filter, metric, value, stderr, documents, n_shot, version, higher_is_better,
+    makespan_seconds, paused_seconds, gpu_seconds, mode. An evaluation without a score has one row whose score is None.
+    `mixed`: exact and fast evaluations together; `dense`: include rows of dense signals, with filter "dense". Raises
+    OperatorError if there is no evaluation, or there are both modes.
     """
     known = work_folder.load(config, work_dir, settings, makes=False)
     found = load_series.find_series(known.work_dir, str(folder), suite, mixed=mixed)
@@ -663,7 +657,7 @@ def _found(settings: Config, evaluation: str) -> Results:
 def prepare_options(
     chosen: Mapping[str, Any], settings: Config, config: PathLike | None, work_dir: PathLike | None
 ) -> list[str]:
-    """The options of `evalspan prepare` for this suite."""
+    """Return the options of `evalspan prepare` for this suite."""
     words = suites.words(chosen)
     if not chosen.keys() & {"suite", "tasks"}:
         words += ["--suite", str(settings.watch.suite)]
@@ -671,13 +665,13 @@ def prepare_options(
 
 
 def _folder(checkpoint: PathLike, settings: Config, messages: Messages, *, weights: bool = True) -> str:
-    """The checkpoint's folder; a snapshot of the Hub where it is an id of it, perhaps without its weights."""
+    """Return the checkpoint's folder; for an id of the Hub, its snapshot, with weights on request."""
     allow_bin = settings.checkpoint.allow_bin
     return hub.local_folder(str(checkpoint), messages.say, allow_bin=allow_bin, weights=weights)
 
 
 def _written_at(file: Path) -> int | None:
-    """Mtime in ns; None where it is not there."""
+    """Return the mtime in ns; None if the file is missing."""
     try:
         return file.stat().st_mtime_ns
     except OSError:

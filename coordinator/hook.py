@@ -28,12 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-LOOK_SECONDS = (
-    0.2  # interval at which the thread looks for notices, and tries those again that no folder took
-)
+LOOK_SECONDS = 0.2  # interval at which the thread looks for new notices, and retries undelivered ones
 FLUSH_SECONDS = 5.0  # longest wait for undelivered notices at the end of the training process
 PIN_GRACE_SECONDS = 120.0  # an announced checkpoint counts as pinned this long before the daemon's pin
-MOST_NOTICES = 10_000  # undelivered notices that are kept; a later one is refused
+MOST_NOTICES = 10_000  # undelivered notices to keep; any further one is refused
 # File CHECKPOINT/.evalspan-pin-ID: an evaluation needs the checkpoint: rotation leaves it | the coordinator | at the
 # evaluation's end
 PIN_PREFIX = ".evalspan-pin-"
@@ -44,21 +42,20 @@ SUMMED = (".safetensors", ".bin", ".json", ".txt", ".model", ".jinja", ".tiktoke
 NOT_SUMMED = ("optimizer", "scheduler", "rng_state", "random_states", "training_args", "trainer_state")
 SUM_BLOCK = 8 << 20  # bytes read at once; after each block the thread checks whether training ends
 
-BEATS = "EVALSPAN_HEARTBEATS"  # names the file that `evalspan supervise` reads
+BEATS = "EVALSPAN_HEARTBEATS"  # names the file read by `evalspan supervise`
 BEAT_SECONDS = 2.0  # between two writes of heartbeats
-MOST_BEATS = 1000  # steps that are kept between two writes
+MOST_BEATS = 1000  # steps kept between two writes
 
 _numbers = itertools.count()
 _warned: set[str] = set()  # kinds of faults: texts before their values are filled in
-_announced: dict[str, float] = {}  # checkpoint -> time.monotonic() of its notice; not for ever
+_announced: dict[str, float] = {}  # checkpoint -> time.monotonic() of its notice; expires
 
 
 class _Courier:
     """Undelivered notices, and the thread that delivers them.
 
-    `take` does not wake the thread: on a busy machine that costs the caller up to 10 ms, since it
-    may lose the interpreter's lock and its core. The thread polls instead. A notice stays listed
-    until delivered.
+    `take` does not wake the thread: on a busy machine that costs the caller up to 10 ms, since it may lose the GIL and its
+    core. The thread polls instead. A notice stays listed until delivered.
     """
 
     def __init__(self) -> None:
@@ -73,7 +70,7 @@ class _Courier:
 
     def take(self, notice: dict[str, object]) -> None:
         if len(self.notices) >= MOST_NOTICES:
-            raise OverflowError(f"{MOST_NOTICES} notices wait already")
+            raise OverflowError(f"{MOST_NOTICES} notices are already waiting")
         self.notices.append(notice)
         self.start()
 
@@ -114,24 +111,24 @@ class _Courier:
             _warn("heartbeats cannot be written: {!r}", error)
 
     def _round(self) -> bool:
-        """Deliver what can be delivered, oldest first; False if every work folder took none."""
+        """Deliver what can be delivered, oldest first. Return False if no work folder accepted any."""
         away: set[str] = set()
         at, before = 0, len(self.notices)
         while at < len(self.notices):
             notice = self.notices[at]
             folder = str(notice["_work_dir"])
             if folder not in away and self._is_dealt_with(folder, notice):
-                del self.notices[at]  # still its place: `take` adds at the end
+                del self.notices[at]  # still its index: `take` appends
                 continue
-            away.add(folder)  # the order of its notices is kept
+            away.add(folder)  # keep the order of its notices
             at += 1
         return at < before
 
     def _is_dealt_with(self, folder: str, notice: dict[str, object]) -> bool:
         try:
-            if not os.path.exists(folder):  # mistyped, or its storage is away: it is not made here
+            if not os.path.exists(folder):  # mistyped, or its storage is unavailable: do not create it here
                 _warn(
-                    "there is no work folder {}: notices wait for it until training ends; mend work_dir or make the folder",
+                    "the work folder {} does not exist: notices wait for it until training ends; fix work_dir or create the folder",
                     folder,
                 )
                 return False
@@ -140,7 +137,7 @@ class _Courier:
             if notice["_rank"]:
                 return True
             if notice["_sums"]:
-                notice["_sums"] = False  # once, also where the folder takes the notice later
+                notice["_sums"] = False  # once, even if the folder accepts the notice later
                 self._sum(str(notice["checkpoint"]))
             leave(folder, json.dumps({key: notice[key] for key in notice if key[0] != "_"}, sort_keys=True))
         except OSError as error:
@@ -154,7 +151,7 @@ class _Courier:
         return True
 
     def _left_values(self, folder: str, notice: dict[str, object]) -> bool:
-        """Leave trained values before the notice; True when it may follow. A failure does not stop it."""
+        """Leave trained values before the notice. Return True when it may follow. A failure does not stop it."""
         taken: Any = notice["_taken"]
         try:
             if taken is None:
@@ -190,16 +187,15 @@ def notify(
     fingerprint: object = None,
     final: bool = False,
 ) -> bool:
-    """Announce that `checkpoint` is durable on shared storage; True where the notice was queued.
+    """Announce that `checkpoint` is durable on shared storage. Return True if the notice was queued.
 
-    `suite`: a shipped suite, or one that the daemon's `[watch] suites` list; "default" is `[watch]
-    suite`. `work_dir`: the daemon's work folder, which is not made here (default: $EVALSPAN_WORK_DIR). `rank`: only 0
-    announces (default: $RANK, $SLURM_PROCID, $PMI_RANK or $OMPI_COMM_WORLD_RANK). `sums`: the
-    thread first hashes the files (needs xxhash) and writes evalspan.sums.json beside them, so that
-    staging detects later corruption. `fingerprint`: the model that was saved, a mapping from name to
-    tensor, or `fingerprint_logits`: trials compare what they load with values at a few positions of each tensor.
-    Call it then on each rank, before the model changes. `final`: the training's last checkpoint, which is asked each task
-    whatever its `every` says. Returns in well under 5 ms; never raises.
+    `suite`: a shipped suite, or one that the daemon's `[watch] suites` list; "default" is `[watch] suite`. `work_dir`: the
+    daemon's work folder, which is not created here (default: $EVALSPAN_WORK_DIR). `rank`: only 0 announces (default: $RANK,
+    $SLURM_PROCID, $PMI_RANK or $OMPI_COMM_WORLD_RANK). `sums`: the thread first hashes the files (needs xxhash) and writes
+    evalspan.sums.json beside them, so that staging detects later corruption. `fingerprint`: the model that was saved, a
+    mapping from name to tensor, or `fingerprint_logits`: trials compare the weights they load with values at a few positions
+    of each tensor. In that case call it on each rank, before the model changes. `final`: the training's last checkpoint,
+    evaluated on every task regardless of `every`. Returns in well under 5 ms; never raises.
     """
     collects = gc.isenabled()
     try:
@@ -207,10 +203,10 @@ def notify(
         if rank != 0 and fingerprint is None:
             return False
         if fingerprint is not None:
-            gc.disable()  # a collection of all objects takes 100 ms, and would often begin while values are taken
+            gc.disable()  # a full collection takes 100 ms, and would often begin while values are taken
         folder = os.fspath(work_dir if work_dir is not None else os.environ.get("EVALSPAN_WORK_DIR", ""))
         if not folder:
-            _warn("no work folder: give work_dir or set EVALSPAN_WORK_DIR; the checkpoint is not announced")
+            _warn("no work folder: pass work_dir or set EVALSPAN_WORK_DIR; the checkpoint is not announced")
             return False
         where = os.path.abspath(os.fspath(checkpoint))
         taken = _taken(fingerprint, where, step, suite, rank)
@@ -247,11 +243,12 @@ def notify(
 
 
 def fingerprint_logits(model: object, tokenizer: object) -> object:
-    """For `notify(…, fingerprint=…)`: the model, with token ids and logits of eleven fixed texts. Never raises, but waits.
+    """Return the model with token ids and logits of eleven fixed texts, for `notify(…, fingerprint=…)`. Never raises, but
+    blocks.
 
-    Trials compare ids as they are, and logits within what dtypes and kernels explain: this also finds another tokenizer,
-    end token, rope or activation, and tells of renamed or fused tensors. It runs the model eleven times without dropout or
-    gradients; call it on each rank of a sharded model. Where it fails, one line says so, and the model alone is returned.
+    Trials compare ids exactly, and logits within what dtypes and kernels explain: this also detects another tokenizer, end
+    token, rope or activation, and renamed or fused tensors. It runs the model eleven times without dropout or gradients; call
+    it on each rank of a sharded model. If it fails, one line says so, and only the model is returned.
     """
     try:
         from coordinator import trained_values  # noqa: PLC0415 (for trainings that pass a model)
@@ -263,7 +260,7 @@ def fingerprint_logits(model: object, tokenizer: object) -> object:
 
 
 def _taken(model: object, checkpoint: str, step: object, suite: str, rank: int) -> Any:
-    """Trained values of a model, on their way; None where there is no model, or it has failed. Values that are taken stay."""
+    """Return trained values of a model, in transit; None without a model, or on failure. Values taken earlier are kept."""
     if model is None:
         return None
     try:
@@ -278,10 +275,11 @@ def _taken(model: object, checkpoint: str, step: object, suite: str, rank: int) 
 
 
 def heartbeat(step: int, loss: float | None = None, *, rank: int | None = None) -> None:
-    """Tell `evalspan supervise` that a step is done, so that a silent training is not taken for one that hangs. Never raises.
+    """Tell `evalspan supervise` that a step is done, so that a silent training is not mistaken for a hanging one. Never
+    raises.
 
-    `loss`: a number that the loop has at hand, for the alert of a loss spike; a tensor on a GPU would be waited for.
-    `rank`: as of `notify`. Without a supervision it does nothing.
+    `loss`: a number that the loop has on the host, for the alert of a loss spike; a tensor on a GPU would block. `rank`: as
+    in `notify`. Without supervision it does nothing.
     """
     try:
         if BEATS in os.environ and (rank if rank is not None else _rank()) == 0:
@@ -294,11 +292,11 @@ def heartbeat(step: int, loss: float | None = None, *, rank: int | None = None) 
 
 
 def pinned(checkpoint: str | os.PathLike[str]) -> bool:
-    """Does an evaluation still need this checkpoint? Call it before rotation deletes one. Never raises.
+    """Return whether an evaluation still needs this checkpoint. Call it before rotation deletes one. Never raises.
 
-    The daemon leaves a pin in each accepted checkpoint and removes it at the evaluation's end. A pin
-    that was copied with its folder does not pin the copy. A checkpoint announced by this process
-    counts as pinned until the daemon's pin was seen once, for at most two minutes (PIN_GRACE_SECONDS).
+    The daemon leaves a pin in each accepted checkpoint and removes it at the evaluation's end. A pin that was copied with its
+    folder does not pin the copy. A checkpoint announced by this process counts as pinned until the daemon's pin has been
+    seen, for at most two minutes (PIN_GRACE_SECONDS).
     """
     try:
         where = os.path.abspath(os.fspath(checkpoint))
@@ -313,14 +311,14 @@ def pinned(checkpoint: str | os.PathLike[str]) -> bool:
 
 
 def pin_text(folder: str | os.PathLike[str]) -> str:
-    """What a pin holds: the inode and the path of the checkpoint's folder that it pins. OSError."""
+    """Return a pin's contents: the inode and the path of the checkpoint's folder. Raise OSError."""
     return f"{os.stat(folder).st_ino} {os.path.realpath(folder)}"
 
 
 def _is_of(pin: str, folder: str) -> bool:
-    """Does the pin name this folder? One that is empty or cannot be read pins where it is."""
+    """Return whether the pin names this folder. One that is empty or unreadable counts where it is."""
     try:
-        # others may write to the folder: a link is not followed, a pipe is not waited for
+        # others may write to the folder, so links are not followed and pipes not waited for
         descriptor = os.open(pin, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, encoding="utf-8") as file:
             inode, _, place = file.read(MOST_PIN).partition(" ")
@@ -330,7 +328,7 @@ def _is_of(pin: str, folder: str) -> bool:
 
 
 def rotate(folder: str | os.PathLike[str], keep: int, prefix: str = "checkpoint-") -> list[str]:
-    """Delete the oldest unpinned `prefix<step>` folders of `folder` beyond `keep`; those deleted.
+    """Delete the oldest unpinned `prefix<step>` folders of `folder` beyond `keep`, and return those deleted.
 
     Keeps the newest. A pinned checkpoint counts towards `keep`; a later call deletes it. Never raises.
     """
@@ -357,7 +355,7 @@ def rotate(folder: str | os.PathLike[str], keep: int, prefix: str = "checkpoint-
 
 
 def flush(seconds: float = FLUSH_SECONDS) -> bool:
-    """Wait at most `seconds` for delivery of all notices; False if some remain. Never raises."""
+    """Wait at most `seconds` for delivery of all notices. Return False if some remain. Never raises."""
     return _courier.flush(seconds)
 
 
@@ -369,7 +367,7 @@ def _flush_at_exit() -> None:
         _courier.gave_up = True
         left = list(_courier.notices)
         _warn(
-            "training ends with notices left: {} undelivered to work folder {}; the daemon finds the checkpoints if "
+            "training ends with undelivered notices: {} for work folder {}; the daemon finds the checkpoints if "
             "[watch] folders names their place",
             len(left),
             ", ".join(sorted({str(notice["_work_dir"]) for notice in left})),
@@ -387,7 +385,7 @@ def _flush_in_multiprocessing() -> None:
 
 
 def _forget_after_fork() -> None:
-    """Start afresh after a fork: the child has no courier thread, and the lock may be held."""
+    """Reset after a fork: the child has no courier thread, and the lock may be held."""
     global _courier  # noqa: PLW0603 (the child's own)
     _courier = _Courier()
 
@@ -406,7 +404,7 @@ def _rank() -> int:
 
 
 def _warn(text: str, *values: object) -> None:
-    """Write `text` with its `values`, once for each text."""
+    """Write `text` with its `values` to standard error, once per text."""
     if text not in _warned:
         _warned.add(text)
         with contextlib.suppress(
@@ -436,9 +434,9 @@ def _write_sums(checkpoint: str, ending: Callable[[], bool]) -> None:
 
 
 def leave(work_dir: str, text: str) -> str:
-    """Write a notice (JSON) into the inbox of this work folder, and return its file. OSError.
+    """Write a notice (JSON) into the inbox of this work folder, and return its file. Raise OSError.
 
-    All that is in an inbox is written here (`coordinator.intake.inbox` reads it). Names sort by time.
+    Everything in an inbox is written here (`coordinator.intake.inbox` reads it). Names sort by time.
     """
     inbox, mode = _inbox(work_dir)
     name = f"{time.time_ns()}-{os.uname().nodename}-{os.getpid()}-{next(_numbers)}.json"
@@ -447,17 +445,17 @@ def leave(work_dir: str, text: str) -> str:
 
 
 def _inbox(work_dir: str) -> tuple[str, int]:
-    """The inbox of a work folder, made where it is missing, and the mode of files in it. OSError."""
+    """Return the inbox of a work folder, created if missing, and the mode of its files. Raise OSError."""
     inbox = os.path.join(work_dir, "inbox")
     with contextlib.suppress(FileExistsError):
         os.mkdir(inbox, 0o700)
-    # the daemon may read it whatever the umask, also what root leaves: the folder's mode keeps it from others
+    # the daemon must be able to read it whatever the umask, even if root wrote it; the folder's mode excludes others
     shown = 0o044 if os.geteuid() == 0 else os.stat(inbox).st_mode & 0o044
     return inbox, shown | 0o600
 
 
 def _write(place: str, text: str, mode: int | None = None) -> None:
-    """The file appears whole, or not at all. `mode` None: as the umask says."""
+    """Write a file atomically. `mode` None: by the umask."""
     try:
         with open(f"{place}.tmp", "w", encoding="utf-8") as file:
             if mode is not None:
@@ -481,11 +479,11 @@ def transformers_callback(
     sums: bool = False,
     fingerprint: bool = False,
 ) -> object:
-    """A `transformers.TrainerCallback` that announces saved checkpoints. Imports transformers.
+    """Return a `transformers.TrainerCallback` that announces saved checkpoints. Imports transformers.
 
-    `keep`: rotate here and honour pins; leave `save_total_limit` unset then, since Trainer's
-    rotation ignores pins. `sums`, `fingerprint` (of the trained model): as of `notify`. The tokenizer
-    must be saved with the model: pass it to Trainer as `processing_class`.
+    `keep`: rotate here and honour pins; leave `save_total_limit` unset then, since Trainer's rotation ignores pins. `sums`,
+    `fingerprint` (of the trained model): as in `notify`. The tokenizer must be saved with the model: pass it to Trainer as
+    `processing_class`.
     """
     from transformers import TrainerCallback  # noqa: PLC0415 (the trainer has it loaded)
 
@@ -517,11 +515,11 @@ def lightning_callback(
     *,
     fingerprint: Callable[[Any], object] | None = None,
 ) -> object:
-    """A Lightning `Callback` that exports and announces whenever Lightning saves. Imports lightning.
+    """Return a Lightning `Callback` that exports and announces whenever Lightning saves. Imports lightning.
 
-    lm-eval cannot load Lightning's file: `export(module, step) -> folder` writes the Hugging Face
-    folder to announce. It runs on rank 0 before the next optimizer step, with the checkpoint's
-    weights. `fingerprint(module)`: what `notify` takes, such as `lambda module: module.model`.
+    lm-eval cannot load Lightning's file: `export(module, step) -> folder` writes the Hugging Face folder to announce. It runs
+    on rank 0 before the next optimizer step, with the checkpoint's weights. `fingerprint(module)`: what `notify` accepts,
+    such as `lambda module: module.model`.
     """
     try:
         from lightning.pytorch import Callback  # noqa: PLC0415
@@ -564,9 +562,9 @@ def on_dcp_saved(
 ) -> None:
     """Announce a `dcp.async_save` once it is durable: at its future's completion, not its start.
 
-    `saving`: what async_save returned (a Future, or an AsyncSaveResponse). `export(checkpoint) ->
-    folder` writes the Hugging Face folder to announce; it runs on rank 0 in the thread that ended
-    the save. `more`: arguments of `notify`; `fingerprint` is taken now, and on each rank.
+    `saving`: the return value of async_save (a Future, or an AsyncSaveResponse). `export(checkpoint) -> folder` writes the
+    Hugging Face folder to announce; it runs on rank 0 in the thread that completed the save. `more`: arguments of `notify`;
+    `fingerprint` is taken now, and on each rank.
     """
 
     def fire(done: object) -> None:

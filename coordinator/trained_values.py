@@ -1,9 +1,9 @@
 """Trained values: values at a few positions of each tensor, taken from training's own memory.
 
 Rule: `take` runs on the training thread. It enqueues gathers and copies on the training stream and waits for no GPU; the
-hook's thread calls `leave`. No module of torch is imported: the caller has it. Positions depend on a tensor's name and its
-part on this rank alone. A trial compares its weights with them (`evaljobs.trial.trained_values`). Imported by `hook`, when
-training passes a model.
+hook's thread calls `leave`. torch is not imported, since the caller has it. Positions depend only on a tensor's name and its
+part on this rank. A trial compares its weights with them (`evaljobs.trial.trained_values`). Imported by `hook`, when training
+passes a model.
 """
 
 # what training imports reads like hook.py: for Python 3.8, without pathlib
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-MOST_BYTES = 1 << 20  # of the values of one model
+MOST_BYTES = 1 << 20  # values of one model
 MOST_VALUES = 64  # of one tensor
-FEWEST_VALUES = 4  # of one tensor on one rank, also where a model has very many
+FEWEST_VALUES = 4  # of one tensor on one rank, even if a model has very many tensors
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-"""Parts of a parameter's name that torch.compile, FSDP and activation checkpointing put into it."""
-RANKS_SECONDS = 10.0  # longest wait of rank 0's notice for the values of other ranks
-MOST_TOKENS = 512  # of a text of `fingerprint_logits`
-MOST_POSITIONS = 32  # of one text, at which logits are taken
+"""Components that torch.compile, FSDP and activation checkpointing insert into a parameter's name."""
+RANKS_SECONDS = 10.0  # how long rank 0's notice waits for the values of other ranks
+MOST_TOKENS = 512  # per text of `fingerprint_logits`
+MOST_POSITIONS = 32  # positions per text at which logits are taken
 DAY = (
     "On day {} the ship sailed {} miles, and the crew found water, traded salt for grain and wrote to those at home: "
     "nothing is lost while we keep count. "
@@ -49,30 +49,30 @@ TEXTS = (
     "Der schnelle braune Fuchs springt über den",
     *("".join(DAY.format(day, 7 * day + 3) for day in range(1, days + 1)) for days in (1, 3, 17)),
 )
-"""The texts of `fingerprint_logits`, of 5 to MOST_TOKENS tokens: a rope's error grows with the distance between tokens."""
+"""The texts of `fingerprint_logits`, of 5 to MOST_TOKENS tokens, since a rope's error grows with the distance between tokens."""
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 ROW = ("name", "shape", "offset", "part", "first", "stride", "number")
 
 
 class Taken:
-    """Values on their way to host memory. `key`: names their files; `groups`: rows and values of each device and dtype.
+    """Values being copied to host memory. `key`: names their files; `groups`: rows and values of each device and dtype.
 
-    A row, whose fields are ROW: positions first, first + stride, … of the contiguous part at `offset` of a tensor.
+    A row, with the fields ROW: positions first, first + stride, … of the contiguous part at `offset` of a tensor.
     """
 
     def __init__(self, key: str, rank: int) -> None:
         self.key = key
         self.rank = rank
-        self.ranks = 1  # that hold parts of one tensor
+        self.ranks = 1  # number of ranks that hold parts of one tensor
         self.at = time.time()  # unix seconds
         self.groups: list[tuple[list[tuple[Any, ...]], Any]] = []
-        self.ties: dict[str, list[str]] = {}  # a tied tensor's name -> its further names
+        self.ties: dict[str, list[str]] = {}  # a tied tensor's name -> its other names
         self.events: list[Any] = []  # of CUDA: a copy is done
-        self.logits: dict[str, Any] = {}  # of `WithLogits`
+        self.logits: dict[str, Any] = {}  # from `WithLogits`
         self._left_at: float | None = None
 
     def leave(self, inbox: str, write: Callable[[str, str], None], *, ending: bool) -> bool:
-        """Write the values into the inbox once they are copied; True when the notice may follow.
+        """Write the values into the inbox once they are copied. Return True when the notice may follow.
 
         Rank 0 waits for the files of the other ranks, but not while training ends.
         """
@@ -98,12 +98,12 @@ class Taken:
 
 
 class WithLogits:
-    """A model, special ids, and of each text its ids and some logits. Runs the model, without dropout, and waits."""
+    """A model, special ids, and for each text its ids and some logits. Runs the model, without dropout, and blocks."""
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         torch = sys.modules["torch"]
         self.model = model
-        run = getattr(model, "_orig_mod", model)  # torch.compile would compile for the length of each text
+        run = getattr(model, "_orig_mod", model)  # torch.compile would compile for each text length
         own = getattr(run, "module", run)  # DDP's
         config = getattr(own, "config", None)
         most = min(MOST_TOKENS, getattr(config, "max_position_embeddings", None) or MOST_TOKENS)
@@ -123,7 +123,7 @@ class WithLogits:
                 with torch.no_grad():
                     found = run(torch.tensor([ids], device=device))
                 logits = getattr(found, "logits", found)[0]
-                size = min(len(tokenizer), logits.shape[-1])  # behind it is padding, which a save may drop
+                size = min(len(tokenizer), logits.shape[-1])  # the rest is padding, which a save may drop
                 at = list(range(0, size, -(-size // MOST_VALUES)))
                 # not at the first token, whose rounding is the largest
                 where = list(range(len(ids) - 1, min(0, len(ids) - 2), -len(ids) // MOST_POSITIONS))
@@ -140,21 +140,21 @@ class WithLogits:
 
 
 def _float32_products(torch: Any) -> str:
-    """Return the numbers in which this process multiplies matrices of float32."""
+    """Return the number format in which this process multiplies float32 matrices."""
     try:
         return {"highest": "float32", "high": "tf32"}.get(torch.get_float32_matmul_precision(), "bfloat16")
-    except RuntimeError:  # set by torch's older and newer ways at once
+    except RuntimeError:  # set by both torch's older and newer API
         return "bfloat16"
 
 
 def take(model: Any, checkpoint: str, step: object, suite: str, rank: int) -> Taken:
-    """Enqueue the copies of this rank's values of a model, of one WithLogits, or of a mapping from name to tensor.
+    """Enqueue the copies of this rank's values of a model, a WithLogits, or a mapping from name to tensor.
 
-    A rank other than 0 takes only its parts of tensors that are sharded (DTensor): of others it has what rank 0 has.
+    Ranks other than 0 only take their parts of sharded tensors (DTensor): of others they have what rank 0 has.
     """
     torch = sys.modules["torch"]
     plain = (torch.Tensor, torch.nn.Parameter)
-    # the suite too: each evaluation of a checkpoint has files of its own
+    # including the suite: each evaluation of a checkpoint has its own files
     taken = Taken(hashlib.sha256(f"{checkpoint}\n{step}\n{suite}".encode()).hexdigest()[:16], rank)
     if isinstance(model, WithLogits):
         taken.logits, model = ({} if rank else model.logits), model.model
@@ -174,7 +174,7 @@ def take(model: Any, checkpoint: str, step: object, suite: str, rank: int) -> Ta
             if part is None or type(part) not in plain or not _can_be_sampled(part):
                 continue
             taken.ranks = max(taken.ranks, parts)
-            # as few objects as can be: those that stay bring the garbage collector's next run nearer
+            # as few objects as possible: lasting ones trigger the next garbage collection earlier
             shape = part.shape
             whole = shape if parts == 1 else tensor.shape
             first, stride, count = _positions(name, shape, max(FEWEST_VALUES, most // parts))
@@ -205,9 +205,9 @@ def _can_be_sampled(part: Any) -> bool:
 
 
 def _part(tensor: Any, rank: int) -> tuple[Any, tuple[int, ...], int]:
-    """This rank's part of a tensor, its first index in each dimension (none: of all), and how many parts there are.
+    """Return this rank's part of a tensor, its first index in each dimension (empty: of all), and the number of parts.
 
-    The part is None where another rank has the same, or its place in the tensor is not known.
+    The part is None if another rank has the same, or its position in the tensor is unknown.
     """
     mesh = getattr(tensor, "device_mesh", None)
     if mesh is None:
@@ -228,7 +228,7 @@ def _part(tensor: Any, rank: int) -> tuple[Any, tuple[int, ...], int]:
 
 
 def _positions(name: str, shape: Any, most: int) -> tuple[int, int, int]:
-    """(first, stride, number) of positions in a contiguous part: over all its rows, and over all columns alike."""
+    """Return (first, stride, number) of positions in a contiguous part: spread over all its rows and columns."""
     size, width = math.prod(shape), shape[-1] if len(shape) > 1 else 1
     count = min(most, size)
     stride = size // count

@@ -61,11 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(path: Path, verb: str) -> int:
-    """Run one spec, whose kind must be the verb. Returns the exit status."""
+    """Run one spec, whose kind must be the verb, and return the exit status."""
     try:
         spec = SPEC.validate_json(path.read_bytes())
     except (OSError, ValueError) as error:
-        log.error("%s is no spec that can be read: %s", path, one_line(error))  # noqa: TRY400 (one line)
+        log.error("%s is not a readable spec: %s", path, one_line(error))  # noqa: TRY400 (one line)
         return 2
     if spec.kind != verb:
         log.error("%s is a %s spec, not a %s spec", path, spec.kind, verb)
@@ -74,9 +74,9 @@ def run(path: Path, verb: str) -> int:
 
 
 def leave(status: int) -> NoReturn:
-    """End this process without freeing its imports. Freeing torch and transformers takes 1 to 6
-    seconds, during which a trial would hold its GPU, and a build would slow the trials that follow
-    it. Exit handlers run first, since an engine ends its own processes there.
+    """Exit this process without freeing its imports. Freeing torch and transformers takes 1 to 6 seconds, during which a
+    trial would hold its GPU, and a build would slow the trials that follow it. Exit handlers run first, since an engine shuts
+    down its own processes there.
     """
     atexit._run_exitfuncs()  # noqa: SLF001 (there is no public name for it)
     sys.stdout.flush()

@@ -1,8 +1,7 @@
 """Errors of jobs, by who must act.
 
-Rule: a job raises one of these where the cause is understood; any other exception is a bug of
-evalspan. The text is one line: what happened and what to do next. Raised in all jobs; `Failed`
-outcomes carry them.
+Rule: a job raises one of these if the cause is understood; any other exception is a bug of evalspan. The text is one line:
+what happened and what to do next. Raised in all jobs; `Failed` outcomes carry them.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class JobError(Exception):
 
 
 class OperatorError(JobError):
-    """A retry fails too, until the operator has acted."""
+    """A retry fails, too, until the operator has acted."""
 
     blame = "operator"
 
@@ -36,7 +35,7 @@ class RetryError(JobError):
 
 
 def one_line(error: BaseException) -> str:
-    """An error as one line of at most 400 characters, without secrets; with its type unless it is a JobError."""
+    """Return an error as one line of at most 400 characters, without secrets; with its type unless it is a JobError."""
     text = " ".join(scrubbed(str(error), os.environ).split())
     for f in traceback.extract_tb(error.__traceback__)[-1:] if not text else ():
         text = f"no message, at {Path(f.filename).name}:{f.lineno}: {f.line}"
@@ -46,5 +45,5 @@ def one_line(error: BaseException) -> str:
 
 
 def details() -> str:
-    """The end of the traceback of the exception that is being handled, without secrets."""
+    """Return the end of the current exception's traceback, without secrets."""
     return scrubbed(traceback.format_exc(), os.environ)[-DETAIL:]

@@ -1,8 +1,8 @@
-"""When a job collects cyclic garbage: rarely while it imports, then among new objects alone.
+"""When a job collects cyclic garbage: rarely while it imports, then only among new objects.
 
-Rule: importing torch and transformers makes a million objects that stay. With Python's thresholds a
-quarter of the import is spent on looking at them again and again (4.0 against 5.3 s of CPU time up
-to a loaded model). Called from `__main__`, `trial` and `scoring.worker`.
+Rule: importing torch and transformers creates a million lasting objects. With Python's thresholds a quarter of the import is
+spent on scanning them repeatedly (4.0 against 5.3 s of CPU time up to a loaded model). Called from `__main__`, `trial` and
+`scoring.worker`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ USUAL = gc.get_threshold()
 
 
 def collect_rarely() -> None:
-    """For imports: nearly nothing of what they make is garbage."""
+    """Collect rarely during imports, which create almost no garbage."""
     gc.set_threshold(*RARE)
 
 
 def collect_new() -> None:
-    """After imports: what there is now is never looked at again, nor copied by a forked child's collections."""
+    """Exclude all current objects from collections after imports, so that a forked child's collections do not copy them."""
     gc.freeze()
     gc.set_threshold(*USUAL)

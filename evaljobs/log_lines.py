@@ -1,6 +1,7 @@
 """The log of a process: lines on stderr without secrets. Called once by each program that logs.
 
-Rule: a message is one line without control characters, which others may have written. What goes through Python's root logger is scrubbed. Prints, and libraries with handlers of their own, are not.
+Rule: a message is one line without control characters, since others may have written parts of it. Everything through Python's
+root logger is scrubbed. Prints, and libraries with their own handlers, are not.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ import os
 
 from evaljobs.secret_values import scrubbed
 
-# how control characters are shown: they command a terminal
+# control characters, which could command a terminal
 SHOWN = {code: "?" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 
 
 class ScrubbedFormatter(logging.Formatter):
-    """Formats a record, its traceback included, with secrets struck out."""
+    """Formats a record, including its traceback, with secrets removed."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
         record.message = record.message.replace("\n", " ").translate(SHOWN)
@@ -26,7 +27,7 @@ class ScrubbedFormatter(logging.Formatter):
 
 
 def begin(form: str, handler: logging.Handler | None = None, *, level: int = logging.INFO) -> None:
-    """Log to `handler` (None: stderr) from here on; nothing where the process logs already."""
+    """Log to `handler` (None: stderr) from now on, unless the process logs already."""
     handler = handler or logging.StreamHandler()
     handler.setFormatter(ScrubbedFormatter(form))
     logging.basicConfig(level=level, handlers=[handler])

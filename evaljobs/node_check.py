@@ -1,8 +1,9 @@
-"""What a node does right, and how fast, alone and with the other nodes of its job: `python -m evaljobs node-check FOLDER`.
+"""Measures what a node computes, and how fast, alone and with the other nodes of its job: `python -m evaljobs node-check
+FOLDER`.
 
-Rule: one process for each GPU (on CPUs: for each node), started by srun. Each leaves a record FOLDER/NODE.LOCAL.json before
-the collective and after it, so that one which dies or hangs is known by what it left. It ends itself after --seconds. All
-products are of whole numbers, so that each device must give the very same. Submitted by `coordinator.node_check.run`.
+Rule: one process per GPU (on CPUs: per node), started by srun. Each leaves a record FOLDER/NODE.LOCAL.json before the
+collective and after it, so that one which dies or hangs is identified by it. It exits after --seconds. All products are of
+integers, so that every device must produce identical results. Submitted by `coordinator.node_check.run`.
 """
 
 from __future__ import annotations
@@ -30,31 +31,31 @@ SIDE = {"cpu": 1024, "cuda": 4096}  # of the square matrices that are multiplied
 MEMORY_BYTES = {"cpu": 128 << 20, "cuda": 1 << 30}  # copied within the device's memory
 COPY_BYTES = 256 << 20  # copied from host to GPU
 GATHER_BYTES = {"cpu": 16 << 20, "cuda": 256 << 20}  # that each process contributes to the all-gather
-# of what a device does alone; other processes may share the cores of a CPU, and their seconds do not make it slow
+# time of a device's own work; other processes may share a CPU's cores, and their time does not make it slow
 CLOCKS = {"cpu": time.process_time, "cuda": time.perf_counter}
 REPEATS = 5  # of each measurement; the fastest counts
-GATHER_SHARE = 0.5  # of the seconds of a process, that it waits at most for the others
-LARGEST = 8  # of a matrix: sums stay below 2**24, so that float32 holds them exactly in any order
-MOST_KERNEL_LINES = 20  # of Xids that came while the check ran
+GATHER_SHARE = 0.5  # longest wait for the others, as a fraction of a process's seconds
+LARGEST = 8  # of a matrix: sums stay below 2**24, so that float32 is exact in any order
+MOST_KERNEL_LINES = 20  # of Xids that appeared while the check ran
 BUSY = ("EADDRINUSE", "address already in use")
 
 
 def main(argv: Sequence[str]) -> int:
-    """The `node-check` verb."""
+    """Run the `node-check` verb."""
     parser = argparse.ArgumentParser(prog="python -m evaljobs node-check", description=__doc__)
     parser.add_argument("folder", type=Path, help="of the records")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--seconds", type=float, default=120.0, help="after which this process ends itself")
     chosen = parser.parse_args(argv)
-    faulthandler.dump_traceback_later(chosen.seconds, exit=True)  # also where a call of the driver hangs
+    faulthandler.dump_traceback_later(chosen.seconds, exit=True)  # even if a call of the driver hangs
     local = int(os.environ.get("SLURM_LOCALID", "0"))
     record: dict[str, Any] = {
         "node": os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
         "local": local,
         "trouble": "",  # evidence that this node is bad
-        "kernel": [],  # lines of the kernel's log about Xids that came since the check began
+        "kernel": [],  # lines of the kernel's log about Xids since the check began
         "together": "",  # why the collective failed, or was not tried
-        "lost": "",  # why it did not take place, for no fault of a node
+        "lost": "",  # why it did not take place, without a node being at fault
         "done": False,
     }
     place, before = chosen.folder / f"{record['node']}.{local}.json", frozenset(kernel_log())
@@ -77,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def alone(kind: str, local: int) -> dict[str, Any]:
-    """Name of the device, its rates (operations or bytes a second) and what is wrong with it."""
+    """Return the device's name, its rates (operations or bytes per second) and what is wrong with it."""
     import torch  # noqa: PLC0415
 
     if kind == "cpu":
@@ -104,7 +105,7 @@ def alone(kind: str, local: int) -> dict[str, Any]:
 
 
 def product(device: Any) -> tuple[float, str]:
-    """Operations a second of a matrix product, and what is wrong with it. Checked on the CPU as A (B r), by Freivalds."""
+    """Return operations per second of a matrix product, and errors. Checked on the CPU as A (B r), by Freivalds."""
     import torch  # noqa: PLC0415
 
     side = SIDE[device.type]
@@ -122,7 +123,7 @@ def product(device: Any) -> tuple[float, str]:
 
 
 def best(work: Callable[[], object], device: Any, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Seconds of the fastest of REPEATS runs, by this clock."""
+    """Return the seconds of the fastest of REPEATS runs, by this clock."""
     import torch  # noqa: PLC0415
 
     found = []
@@ -136,8 +137,8 @@ def best(work: Callable[[], object], device: Any, clock: Callable[[], float] = t
 
 
 def gather(kind: str, local: int, patience: float) -> dict[str, Any]:
-    """Bytes a second that an all-gather over all processes brings to this one, and what is wrong with it. Errors of torch
-    where the others do not come, or end, within `patience` seconds.
+    """Return bytes per second that this process receives in an all-gather over all processes, and what is wrong with it.
+    Errors of torch pass through if the others do not arrive, or finish, within `patience` seconds.
     """
     import torch  # noqa: PLC0415
     import torch.distributed as dist  # noqa: PLC0415
@@ -170,7 +171,7 @@ def gather(kind: str, local: int, patience: float) -> dict[str, Any]:
 
 
 def counters(index: int) -> str:
-    """Errors of a GPU that the driver has counted since it was loaded; "" where there are none, or no nvidia-ml-py."""
+    """Return errors of a GPU that the driver has counted since it was loaded; "" if there are none, or no nvidia-ml-py."""
     try:
         import pynvml  # noqa: PLC0415 (optional)
     except ImportError:
@@ -196,7 +197,7 @@ def counters(index: int) -> str:
 
 
 def kernel_log() -> list[str]:
-    """Lines about Xids of the kernel's log, which is often for root alone."""
+    """Return lines about Xids in the kernel's log, which is often only readable by root."""
     with suppress(OSError, subprocess.SubprocessError):
         log = subprocess.run(["dmesg"], capture_output=True, text=True, timeout=10, check=True).stdout
         return [line for line in log.splitlines() if "NVRM: Xid" in line]

@@ -1,7 +1,7 @@
-"""Which values are secrets: by the name that they stand under, or by their look. Pure.
+"""Detection of secrets, by name or by appearance. Pure.
 
-Rule: no record, log or command line holds a secret. Settings and suites with one are refused (`coordinator.config.toml`);
-texts of libraries that go into logs and outcomes pass through `scrubbed` first. A name alone is no secret.
+Rule: no record, log or command line contains a secret. Settings and suites with one are refused (`coordinator.config.toml`);
+texts of libraries that go into logs and outcomes pass through `scrubbed` first. A name alone is not a secret.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any, Final
 Location = tuple[str | int, ...]
 
 HIDDEN: Final = "[secret]"
-SHORTEST: Final = 8  # characters: a shorter value of a variable may be an ordinary word of a log
+SHORTEST: Final = 8  # characters: shorter values may be ordinary words of a log
 # Names of variables: HF_TOKEN, AWS_SECRET_ACCESS_KEY, WANDB_API_KEY, MYSQL_PWD.
 _VARIABLE = re.compile(
     r"(^|_)(SECRET|PASSWORD|PASSWD|PASSPHRASE|APIKEY|CREDENTIALS?|JWT)(_|$)|(^|_)(KEY|TOKEN|PASS)$|_PWD$",
     re.IGNORECASE,
 )
-# Names of arguments. Most tokens of a model are words (eos_token), so these name whose token it is.
+# Names of arguments. Most tokens of a model are words (eos_token), so these say whose token it is.
 _ARGUMENT = re.compile(
     r"^(token|pass|pwd|key)$|(^|_)(auth|access|api|bearer|hf|hub|hf_hub|github|wandb|private|refresh|session)_?(token|key)$"
     r"|(^|_)(secret|password|passwd|passphrase|credentials?)(_(key|value))?$|(^|_)apikey$",
@@ -38,27 +38,27 @@ _LOOKS = re.compile(
     re.VERBOSE,
 )
 _IN_URL = re.compile(r"(?<=://)[^\s/:@'\"]*:[^\s/@'\"]+(?=@)")  # user:password of a URL
-# A shell's NAME=VALUE whose value is written out: no $VARIABLE, no $(command), no `command`.
+# A shell's NAME=VALUE with a literal value: no $VARIABLE, no $(command), no `command`.
 _ASSIGNED = re.compile(r"""(?<![\w$])([A-Za-z_]\w*)=(?!["']?[$`]|""|''|[\s;,&|]|$)""")
 
 
 def names_variable(name: str) -> bool:
-    """Does a variable of this name hold a secret?"""
+    """Return whether a variable of this name holds a secret."""
     return _VARIABLE.search(name) is not None
 
 
 def in_text(text: str) -> bool:
-    """Does a text hold what looks like a token, a private key, or a URL with a password?"""
+    """Return whether a text contains something like a token, a private key, or a URL with a password."""
     return _LOOKS.search(text) is not None or _IN_URL.search(text) is not None
 
 
 def in_command(text: str) -> bool:
-    """As `in_text`, or does a shell's line set a variable whose name says secret to a value that stands there?"""
+    """Return `in_text`, or whether a shell line assigns a literal value to a variable with a secret's name."""
     return in_text(text) or any(names_variable(found[1]) for found in _ASSIGNED.finditer(text))
 
 
 def places(data: Any, *, variables: bool = False) -> Iterator[Location]:
-    """Where secrets stand in nested mappings and lists. `variables`: the keys are names of variables."""
+    """Yield the locations of secrets in nested mappings and lists. `variables`: the keys are names of variables."""
     if isinstance(data, str):
         if in_text(data):
             yield ()
@@ -79,7 +79,7 @@ def _says_something(value: Any) -> bool:
 
 
 def hidden(data: Any) -> Any:
-    """Nested mappings and lists with HIDDEN in the place of each secret."""
+    """Return nested mappings and lists with HIDDEN in place of each secret."""
     if isinstance(data, str):
         return HIDDEN if in_text(data) else data
     if isinstance(data, Mapping):
@@ -91,7 +91,7 @@ def hidden(data: Any) -> Any:
 
 
 def scrubbed(text: str, environ: Mapping[str, str]) -> str:
-    """A text without what looks like a secret, and without the values of variables whose names say secret."""
+    """Return a text without anything that looks like a secret, and without the values of variables named like one."""
     for name, value in environ.items():
         if len(value) >= SHORTEST and names_variable(name):
             text = text.replace(value, HIDDEN)

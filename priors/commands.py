@@ -1,6 +1,6 @@
 """Results of `evalspan priors show | import | export`, as JSON-able values.
 
-Rule: a file that is no table of observations raises ValueError with file and line.
+Rule: a file that is not a table of observations raises ValueError with file and line.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from priors.table import Observation, Place, merge, parse, read
 
 
 def show(path: Path) -> dict[str, Any]:
-    """Every observed task by hardware, engine and mode, and of each of these places its rates and ratio."""
+    """Return every observed task by hardware, engine and mode, with the rates and ratio of each of these places."""
     observations = read(path)
     learnt = Learnt(observations)
     tasks = []
@@ -51,7 +51,7 @@ def show(path: Path) -> dict[str, Any]:
 def import_file(path: Path, file: Path) -> dict[str, Any]:
     """Add the new observations of another table, or of `export`'s output, to the table at `path`.
 
-    ValueError, with nothing added: `file` cannot be read, or a line of it is no observation.
+    Raise ValueError, with nothing added, if `file` cannot be read, or contains anything but observations.
     """
     try:
         text = file.read_bytes()
@@ -65,7 +65,7 @@ def import_file(path: Path, file: Path) -> dict[str, Any]:
 
 
 def export(path: Path) -> list[dict[str, Any]]:
-    """Every observation, oldest line first. `import` reads this array, or one object per line."""
+    """Return every observation, oldest line first. `import` reads this array, or one object per line."""
     return [one.model_dump(mode="json") for one in read(path)]
 
 
@@ -74,10 +74,10 @@ def _named(place: Place) -> dict[str, str]:
 
 
 def _as_lines(text: bytes, name: str) -> bytes:
-    """An array's elements, one per line, so that an error's line is the element's number."""
+    """Return an array's elements, one per line, so that an error's line is the element's number."""
     try:
         elements = json.loads(text)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         place = f"line {error.lineno}" if isinstance(error, json.JSONDecodeError) else "line 1"
-        raise ValueError(f"{name}: {place} is no JSON") from error
+        raise ValueError(f"{name}: {place} is not JSON") from error
     return b"".join(json.dumps(element).encode() + b"\n" for element in elements)

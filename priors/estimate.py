@@ -20,22 +20,22 @@ from priors.sizes import known
 from priors.table import MEASURABLE, RUNS, Observation, Place
 
 SIGMA_TASK = 0.4
-"""Spread of log seconds between tasks without a run (41 published runs: 0.40)."""
+"""Standard deviation of log seconds between tasks without a run (41 published runs: 0.40)."""
 SIGMA_RUN = 0.1
-"""Spread of one task's log seconds from checkpoint to checkpoint."""
+"""Standard deviation of one task's log seconds from checkpoint to checkpoint."""
 SIGMA_HARDWARE = 0.5
-"""Added spread of hardware without nominal figures and without a run."""
+"""Additional standard deviation for hardware without nominal figures and without a run."""
 SIGMA_METRIC = 0.7
-"""Spread of log metric seconds between tasks: most shipped figures are estimates."""
+"""Standard deviation of log metric seconds between tasks: most shipped figures are estimates."""
 SIGMA_METRIC_RUN = 0.2
 SCORE_SECONDS = 0.0005
-"""Seconds of a document's metric without a figure: exact match, likelihoods, BLEU (0.5 ms measured)."""
+"""Default seconds of a document's metric: exact match, likelihoods, BLEU (0.5 ms measured)."""
 EXECUTE_SECONDS = 0.25
-"""Seconds of a document's program without a figure: MBPP 0.24 s, HumanEval 0.26 s, time-outs included."""
+"""Default seconds of a document's program: MBPP 0.24 s, HumanEval 0.26 s, timeouts included."""
 JOB_SECONDS = 1.0
-"""Seconds that a metric job takes to start."""
+"""Seconds to start a metric job."""
 JUDGES_AT_ONCE = 1
-"""Judge jobs at once: the endpoint limits them, not the CPU slots (shipped portfolio)."""
+"""Concurrent judge jobs, limited by the endpoint rather than the CPU slots (shipped portfolio)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +51,13 @@ class Features:
 
     @property
     def place(self) -> Place:
-        """As of `Observation`."""
+        """As in `Observation`."""
         return self.hardware, self.engine, self.mode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """Real seconds over the formula's: the median of the newest runs. `sigma`: spread of the next run's log around it."""
+    """Real seconds relative to the formula's: median of the newest runs. `sigma`: standard deviation of the next log."""
 
     factor: float
     sigma: float
@@ -65,7 +65,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """Median seconds and the spread of their log. `at_once`: the most jobs of a metric at once; None: unknown."""
+    """Median seconds and the standard deviation of their log. `at_once`: maximum concurrent jobs of a metric; None: unknown."""
 
     seconds: float
     sigma: float
@@ -79,7 +79,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPrediction:
-    """Median GPU seconds of every batch; `sigma`: spread of the log of their sum."""
+    """Median GPU seconds of every batch; `sigma`: standard deviation of the log of their sum."""
 
     seconds: tuple[float, ...]
     sigma: float
@@ -102,7 +102,7 @@ class Learnt:
         self.places = {place: median(each) for place, each in factors.items()}
 
     def ratio(self, task: str, place: Place) -> Ratio:
-        """Of a task's inference in a place."""
+        """Return the ratio of a task's inference in a place."""
         if own := self.runs.get((task, place)):
             return _ratio([one.inference_seconds / _formula(one) for one in own], SIGMA_TASK, SIGMA_RUN)
         return Ratio(factor=self.places.get(place, 1.0), sigma=hypot(SIGMA_TASK, SIGMA_RUN))
@@ -114,9 +114,9 @@ def predict_batches(
     generated_tokens: Sequence[int],
     learnt: Learnt,
 ) -> BatchPrediction:
-    """Seconds of every batch from its prefill tokens and its summed cap of generated tokens.
+    """Predict the seconds of every batch from its prefill tokens and its summed cap of generated tokens.
 
-    ValueError: the two sequences differ in length.
+    Raise ValueError if the two sequences differ in length.
     """
     rates, own = rates_of(features), learnt.ratio(features.task, features.place)
     seconds = tuple(
@@ -131,9 +131,9 @@ def predict_batches(
 def predict_metric(
     task: str, documents: int, executes: bool, learnt: Learnt, *, together: int = 1
 ) -> Prediction:
-    """CPU seconds of a task's metric; `executes`: it runs programs or sends requests to a judge.
+    """Predict the CPU seconds of a task's metric; `executes`: it runs programs or sends requests to a judge.
 
-    `together`: tasks that one job scores, such as a group's: they share its start.
+    `together`: tasks that one job scores, such as a group's, which share its start.
     """
     row = known(task)
     each = EXECUTE_SECONDS if executes else SCORE_SECONDS
@@ -156,7 +156,7 @@ def predict_metric(
 
 
 def predict_load(model_bytes: int, hardware: str, learnt: Learnt) -> Prediction:
-    """Seconds from a trial's start to its first batch: interpreter, imports, weights from node memory."""
+    """Predict the seconds from a trial's start to its first batch: interpreter, imports, weights from node memory."""
 
     def cold(size: int) -> float:
         # 14 GB to a GPU in 10 s, with start-up (shipped portfolio); tmpfs gives 4.8 GB/s
@@ -172,7 +172,7 @@ def predict_load(model_bytes: int, hardware: str, learnt: Learnt) -> Prediction:
 
 
 def rates_of(one: Features | Observation) -> Rates:
-    """Tokens per second without a run."""
+    """Return tokens per second without a run."""
     return cold_rates(
         model_parameters=one.model_parameters,
         hardware=one.hardware,
@@ -182,7 +182,7 @@ def rates_of(one: Features | Observation) -> Rates:
 
 
 def _ratio(seen: Sequence[float], between: float, within: float) -> Ratio:
-    """`seen`: oldest first. `between` tasks and `within` one task's runs: spreads of the log."""
+    """Combine `seen` ratios, oldest first. `between` tasks and `within` one task's runs: standard deviations of the log."""
     newest = seen[-RUNS:]
     if not newest:
         return Ratio(factor=1.0, sigma=hypot(between, within))
@@ -191,14 +191,12 @@ def _ratio(seen: Sequence[float], between: float, within: float) -> Ratio:
 
 def _formula(one: Observation) -> float:
     batches = one.batches or max(1.0, one.documents / one.batch_size)
-    requests = (
-        one.batches or 0
-    ) * one.batch_size or one.documents  # as in predictions, where batches are known
+    requests = (one.batches or 0) * one.batch_size or one.documents  # as in predictions, if batches are known
     return _seconds(rates_of(one), batches, one.prefill_tokens, one.generated_tokens, requests)
 
 
 def _seconds(rates: Rates, batches: float, prefill: int, cap: int, requests: float) -> float:
-    """Of requests under a summed cap, of which 0.35 and 4 a request are generated (shipped portfolio)."""
+    """Return seconds of requests under a summed cap, of which 0.35 and 4 per request are generated (shipped portfolio)."""
     generated = min(cap, 0.35 * cap + 4 * requests)
     return (
         batches * rates.batch_seconds

@@ -1,7 +1,7 @@
-"""Rates without observations: from nominal figures of the hardware and the model's size. For `estimate`.
+"""Rates without observations, from nominal figures of the hardware and the model's size. For `estimate`.
 
-Rule: figures are of dense bf16 and of one GPU (one core for `cpu`). They need to be right only
-within the spread of a first prediction; the first run corrects them.
+Rule: figures are for dense bf16 and one GPU (one core for `cpu`). They only need to be right within the spread of a first
+prediction; the first run corrects them.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import re
 from dataclasses import dataclass
 
 PREFILL_EFFICIENCY = 0.4
-"""Share of nominal FLOP/s in prefill: 9,000 tokens/s of a 7B model on an A100 (shipped portfolio)."""
+"""Fraction of nominal FLOP/s in prefill: 9,000 tokens/s of a 7B model on an A100 (shipped portfolio)."""
 BATCH_SECONDS = 0.005
 """Seconds per batch of any size: tokenising, padding, launching."""
 HOST_STEP_SECONDS = {"hf": 0.0225, "": 0.004}
-"""Seconds per generated token of a batch beside the GPU's memory reads: transformers' Python, else (vLLM,
-SGLang) CUDA graphs. With hf a 7B model on an A100 at batch size 8 makes 270 tokens/s (shipped portfolio)."""
+"""Seconds per generated token of a batch besides the GPU's memory reads: transformers' Python, otherwise (vLLM, SGLang) CUDA
+graphs. With hf a 7B model on an A100 at batch size 8 generates 270 tokens/s (shipped portfolio).
+"""
 CPU_PREFILL_FLOPS = 2 * 135e6 * 250
 """Rate of one core: a 135M model measured at 150 to 400 prefill tokens/s."""
 CPU_GENERATED = 13.0 * 135e6
@@ -59,18 +60,18 @@ NOMINAL: dict[str, tuple[float, float, int]] = {
 
 
 def nominal(hardware: str) -> tuple[float, float] | None:
-    """(FLOP/s, bytes/s) by Slurm's or the driver's name, e.g. `nvidia_h100_80gb_hbm3`, or None."""
+    """Return (FLOP/s, bytes/s) by Slurm's or the driver's name, e.g. `nvidia_h100_80gb_hbm3`, or None."""
     known = _known(hardware)
     return None if known is None else NOMINAL[known][:2]
 
 
 def memory_bytes(hardware: str) -> int | None:
-    """Memory of one GPU by such a name; None for an unknown type, and for `cpu`."""
+    """Return the memory of one GPU by such a name; None for an unknown type, and for `cpu`."""
     known = _known(hardware)
     if known is None:
         return None
     said = [int(number) for number in re.findall(r"(\d+)gb?(?![a-z0-9])", hardware.lower())]
-    # The first is the whole GPU's and the last a MIG slice's; a superchip's name says its CPU's memory ("GH200 480GB").
+    # The first is the whole GPU's and the last a MIG slice's; a superchip's name includes its CPU's memory ("GH200 480GB").
     largest = NOMINAL[known][2]
     sizes = [gb for gb in said if gb <= 2 * largest]
     return 10**9 * (sizes[-1] if sizes else largest)
@@ -82,7 +83,7 @@ def _known(hardware: str) -> str | None:
 
 
 def cold_rates(*, model_parameters: int, hardware: str, engine: str, batch_size: int) -> Rates:
-    """Rates by size and hardware alone; unknown hardware counts as an A100."""
+    """Return rates by size and hardware only; unknown hardware counts as an A100."""
     parameters = max(1, model_parameters)
     if hardware == "cpu":
         return Rates(

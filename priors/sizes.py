@@ -19,7 +19,7 @@ class Known(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     name: str = Field(alias="dataset")
-    tasks: str = Field(alias="lm_eval_tasks")  # lm-eval's names of it, where they are others
+    tasks: str = Field(alias="lm_eval_tasks")  # lm-eval's names, if different
     kind: Literal["ppl", "gen", "code", "judge"]
     documents: int = Field(alias="docs")
     choices: int
@@ -35,14 +35,14 @@ class Known(BaseModel):
 
 @cache
 def table() -> dict[str, Known]:
-    """Every row, by the table's name and by lm-eval's."""
+    """Return every row, by the table's name and by lm-eval's."""
     text = files("priors").joinpath("data/dataset_sizes.csv").read_text(encoding="utf-8")
     rows = [Known.model_validate(row) for row in csv.DictReader(text.splitlines())]
     return {name: row for row in rows for name in (row.name, *row.tasks.split())}
 
 
 def known(task: str) -> Known | None:
-    """The row of a task: by lm-eval's name, the table's name, or the name of the task's group."""
+    """Return the row of a task: by lm-eval's name, the table's name, or the name of the task's group."""
     parts = task.split("_")
     names = ("_".join(parts[:length]) for length in range(len(parts), 0, -1))  # `mmlu_anatomy`, then `mmlu`
     return next((row for name in names if (row := table().get(name))), None)

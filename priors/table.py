@@ -1,8 +1,8 @@
 """The table of observed run times: one JSON line per observation, written by any number of processes.
 
 Rule: a writer holds the table's lock and replaces the file by its newest RUNS observations of each task and place, which
-are all that predictions need. A line that is no observation is refused by number; a table with such a line is appended
-to, so that nothing in it is lost.
+suffice for predictions. An invalid line is refused by number; a table with such a line is only appended to, so that nothing
+in it is lost.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from evaljobs.contract.storage import locked, write_atomic
 Count = Annotated[int, Field(ge=0, le=10**18)]
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 MEASURABLE = 1e-6
-"""Seconds below this count as unknown."""
+"""Shorter times count as unknown."""
 RUNS = 5
-"""Newest observations of a task and place that predictions use, and that stay."""
+"""Newest observations of a task and place that are used and kept."""
 Place = tuple[str, str, str]
-"""Hardware, engine and mode: what a ratio is of."""
+"""Hardware, engine and mode that a ratio applies to."""
 
 
 class Observation(BaseModel):
-    """One task of one evaluation, in one mode: in fast mode `prefill_tokens` are other tokens.
+    """One task of one evaluation, in one mode: in fast mode `prefill_tokens` are counted differently.
 
-    `generated_tokens`: sum of the requests' caps, as in predictions. `inference_seconds`,
-    `metric_seconds`: of all documents, 0 where unknown. `load_seconds`: a trial's start, import and load.
-    `batches`: None: documents over the batch size. `together`: tasks that one metric job scored, whose
-    seconds they share. `at`: unix seconds. Earlier tables lack the fields with a default.
+    `generated_tokens`: sum of the requests' caps, as in predictions. `inference_seconds`, `metric_seconds`: of all documents,
+    0 if unknown. `load_seconds`: a trial's start, import and load. `batches`: None: documents divided by the batch size.
+    `together`: tasks that one metric job scored, whose seconds they share. `at`: unix seconds. Earlier tables lack the fields
+    with a default.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -60,17 +60,17 @@ class Observation(BaseModel):
 
 
 def append(path: Path, observations: Iterable[Observation]) -> None:
-    """Add observations; makes the file and its folder if missing. OSError where the disk refuses."""
+    """Add observations, creating the file and its folder if missing. Raise OSError if the disk refuses."""
     if fresh := list(observations):
         with locked(_lock_of(path)):
             try:
                 _write(path, [*read(path), *fresh])
-            except ValueError:  # a person may mend it
+            except ValueError:  # a person may repair it
                 write_atomic(path, path.read_bytes().rstrip(b"\n") + b"\n" + _lines(fresh))
 
 
 def merge(path: Path, observations: Iterable[Observation]) -> int:
-    """Add observations that the table lacks; the number added. ValueError: a corrupt table."""
+    """Add observations that the table lacks, and return how many. Raise ValueError for a corrupt table."""
     with locked(_lock_of(path)):
         held = read(path)
         known = set(held)
@@ -81,7 +81,7 @@ def merge(path: Path, observations: Iterable[Observation]) -> int:
 
 
 def read(path: Path) -> list[Observation]:
-    """All observations, oldest first; none without a file. ValueError names a corrupt line."""
+    """Return all observations, oldest first; none without a file. Raise ValueError, which names a corrupt line."""
     try:
         text = path.read_bytes()
     except FileNotFoundError:
@@ -90,7 +90,7 @@ def read(path: Path) -> list[Observation]:
 
 
 def parse(text: bytes, name: str) -> list[Observation]:
-    """Observations in a table's bytes; `name`: for errors."""
+    """Parse the observations in a table's bytes; `name`: for errors."""
     observations = []
     for number, line in enumerate(text.splitlines(), start=1):
         try:
@@ -99,12 +99,12 @@ def parse(text: bytes, name: str) -> list[Observation]:
             first = error.errors()[0]
             place = ".".join(str(part) for part in first["loc"])
             said = f"{place}: {first['msg']}" if place else first["msg"]
-            raise ValueError(f"{name}: line {number} is no observation: {said}") from error
+            raise ValueError(f"{name}: line {number} is not an observation: {said}") from error
     return observations
 
 
 def _write(path: Path, observations: Iterable[Observation]) -> None:
-    """Of each task and place the newest in time; runs whose answers were used again do not displace measured ones."""
+    """Write the newest observations of each task and place; runs with reused answers do not displace measured ones."""
     runs: dict[tuple[object, ...], list[Observation]] = defaultdict(list)
     for one in sorted(observations, key=lambda one: one.at):
         runs[one.task, one.place, one.inference_seconds >= MEASURABLE].append(one)

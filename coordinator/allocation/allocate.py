@@ -1,7 +1,7 @@
-"""Divides free GPUs among evaluations. Pure. Called by the daemon's loop.
+"""Division of free GPUs among evaluations. Pure. Called by the daemon's loop.
 
-Rule: by priority, then age; each free GPU is offered once. An evaluation keeps the GPUs it
-uses and may grow on its nodes. A GPU that was offered and is not used yet is not free.
+Rule: by priority, then age; each free GPU is offered once. An evaluation keeps the GPUs it uses and may grow on its nodes. A
+GPU that was offered but is not yet used is not free.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Turn = tuple[int, float, str]  # -priority, accepted at (unix seconds), evaluati
 class Demand:
     """What one evaluation could use: `gpus` more than its `in_use[node]`, on none of the `avoid` nodes.
 
-    `precursor_mb`: memory that it needs once per node; `trial_mb`: per trial, beside that. MiB. `need`: of a trial's GPUs.
+    `precursor_mb`: MiB needed once per node; `trial_mb`: additional MiB per trial. `need`: of a trial's GPUs.
     """
 
     evaluation_id: str
@@ -43,7 +43,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What all evaluations together may take of the cluster at most."""
+    """Limits on what all evaluations together may take of the cluster."""
 
     max_nodes: int | None = None
     max_gpus: int | None = None
@@ -60,13 +60,13 @@ def allocate(
     promised: Mapping[str, tuple[int, int]] = MappingProxyType({}),
     failures: Mapping[str, int] = MappingProxyType({}),
 ) -> Mapping[str, tuple[Offer, ...]]:
-    """Evaluation id -> offers: GPUs of a node that it may use, those it uses there included.
+    """Return evaluation id -> offers: GPUs of a node that it may use, including those it uses there.
 
-    First come nodes with its weights, then those with the fewest recent `failures`, whole free nodes and the largest
-    offers, so that few nodes are staged; preemptible nodes come last. `gpus_in_use`, `nodes_in_use`: of all
-    evaluations, for the limits. `promised`: node -> GPUs and MiB that are offered and not used yet. A node gets as many trials as its free memory holds. Where no node could ever
-    hold one, memory is ignored here: the cluster's refusal then names the reason. Nodes whose GPUs are
-    too small for the weights are left out, unless all are: the trial's error then names the reason.
+    First come nodes with its weights, then those with the fewest recent `failures`, whole free nodes and the largest offers,
+    so that few nodes are staged; preemptible nodes come last. `gpus_in_use`, `nodes_in_use`: of all evaluations, for the
+    limits. `promised`: node -> GPUs and MiB offered but not yet used. A node gets as many trials as its free memory holds. If
+    no node could ever hold one, memory is ignored, since the cluster's refusal then names the reason. Nodes whose GPUs are
+    too small for the weights are left out, unless all are, since the trial's error then names the reason.
     """
     nodes = [
         replace(n, gpus_free=max(0, n.gpus_free - gpus), memory_free_mb=n.memory_free_mb - megabytes)
@@ -98,7 +98,7 @@ def allocate(
             full = limits.max_nodes is not None and len(in_use) >= limits.max_nodes
             if node.name in taken | small | demand.avoid or (full and node.name not in in_use):
                 continue
-            # GPUs of its own ended trials show as free before their end is seen: not new ones
+            # GPUs of its own ended trials show as free before their end is seen: they are not new
             gpus = min(node.gpus_free, node.gpus - has, wanted)
             gpus -= gpus % demand.gpus_per_trial
             if fits_somewhere:
@@ -125,7 +125,7 @@ def allocate(
 
 
 def _holds(node: NodeState, megabytes: int, demand: Demand, *, new: bool) -> int:
-    """Trials that `megabytes` of the node hold; `new`: less the evaluation's need per node."""
+    """Return how many trials `megabytes` of the node hold; `new`: after the evaluation's need per node."""
     if not node.counts_memory:
         return node.gpus
     left = megabytes - (demand.precursor_mb if new else 0)
@@ -139,17 +139,17 @@ def _holds(node: NodeState, megabytes: int, demand: Demand, *, new: bool) -> int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """An evaluation that waits for its first GPU. `memory_mb`: MiB that its precursor asks of a node."""
+    """An evaluation waiting for its first GPU. `memory_mb`: MiB that its precursor requests."""
 
     demand: Demand
     digest: str
     memory_mb: int
-    known: frozenset[str] = frozenset()  # nodes with its prefetch: done, under way or failed
+    known: frozenset[str] = frozenset()  # nodes with its prefetch: done, in progress or failed
 
 
 @dataclass(slots=True, kw_only=True)
 class Held:
-    """Checkpoint digests in a node's memory: those that trials infer from, and prefetched ones."""
+    """Checkpoint digests in a node's memory: those that trials use, and prefetched ones."""
 
     inferring: set[str] = field(default_factory=set)
     ahead: set[str] = field(default_factory=set)
@@ -164,11 +164,12 @@ def choose_prefetches(
     share: float,
     cordoned: Collection[str] = frozenset(),
 ) -> dict[str, tuple[str, ...]]:
-    """Evaluation id -> nodes to prefetch on now. `share`: of a node's free memory; 0: never.
+    """Return evaluation id -> nodes to prefetch on now. `share`: of a node's free memory; 0: never.
 
-    Only the next checkpoint in the daemon's order; only on a node where an evaluation infers from staged weights (its staging
-    is over, and its GPUs will come free); only within the share. A checkpoint counts once per node, however many evaluations
-    wait for it; a node holds one prefetch at most. The precursor checks the share again on the node (`precursor._make_room`).
+    Only the next checkpoint in the daemon's order; only on a node where an evaluation runs inference from staged weights (its
+    staging is over, and its GPUs will become free); only within the share. A checkpoint counts once per node, however many
+    evaluations wait for it; a node holds at most one prefetch. The precursor checks the share again on the node
+    (`precursor._make_room`).
     """
     order = sorted(candidates, key=lambda c: c.demand.turn)
     if not order or share <= 0:

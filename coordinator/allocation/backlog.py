@@ -17,17 +17,17 @@ class Seen:
 
     evaluation_id: str
     series: str
-    order: tuple[float, float]  # (step, else arrival; arrival)
+    order: tuple[float, float]  # (step, otherwise arrival; arrival)
     phase: Literal["waiting", "started", "over"]
 
 
 def stale(seen: Collection[Seen]) -> dict[str, str]:
-    """Evaluation id -> why to drop it: of each series' waiting evaluations only the newest of all that are open stays."""
+    """Return evaluation id -> why to drop it: of each series' waiting evaluations, only the newest open one is kept."""
     open_ones = [one for one in seen if one.phase != "over"]
     open_ones.sort(key=lambda one: (one.order, one.evaluation_id))
     newest = {one.series: one.evaluation_id for one in open_ones}
     return {
-        one.evaluation_id: f"stale: {name} is newer, and nothing had been started for this one"
+        one.evaluation_id: f"stale: {name} is newer, and this evaluation had not started"
         for one in open_ones
         if one.phase == "waiting" and (name := newest[one.series]) != one.evaluation_id
     }

@@ -1,9 +1,9 @@
-"""`nodes.json` in the work folder: until when no evaluation takes a cordoned node, and how often each node failed.
+"""The file `nodes.json` in the work folder: when each cordon ends, and how often each node failed.
 
-Rule: written before a node is given back, so that a daemon which dies at once still leaves the node alone after its
-restart. A node's back-off after failures is part of an evaluation's state, and its journal holds it; here all evaluations,
-later ones too, find that it failed. `check-nodes` adds the nodes that it found bad, the daemon which ones it has checked.
-Each change is made under a lock.
+Rule: written before a node is withdrawn, so that a daemon that dies at once still leaves the node alone after its restart. A
+node's back-off after failures is part of an evaluation's state and its journal; this file tells all evaluations, including
+later ones, that it failed. `check-nodes` adds the nodes that it found bad, the daemon those it has checked. Each change is
+made under a lock.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from evaljobs.contract.specs import Kept
 from evaljobs.contract.storage import locked, write_record
 
 RECENT_SECONDS = 7 * 86400.0  # after which a failure is forgotten
-MOST_FAILURES = 20  # of a node that are kept, the last ones
+MOST_FAILURES = 20  # latest failures kept per node
 
 
 class Failure(Kept):
@@ -29,8 +29,8 @@ class Failure(Kept):
 
 
 class Nodes(Kept):
-    """`nodes.json`. `cordoned`: node -> unix seconds until which no evaluation takes it; `failures`: by node, oldest first;
-    `checked`: node -> unix seconds until which it needs no check before its use.
+    """Contents of `nodes.json`. `cordoned`: node -> unix seconds until which no evaluation takes it; `failures`: by node,
+    oldest first; `checked`: node -> unix seconds until which it needs no check before its use.
     """
 
     schema_version: int = 1
@@ -47,12 +47,12 @@ def _read(path: Path) -> Nodes:
 
 
 def read(path: Path, now: float) -> dict[str, float]:
-    """Node -> unix seconds until which it is cordoned; cordons that are over are left out. OSError."""
+    """Read node -> unix seconds until which it is cordoned, without expired cordons. Raise OSError."""
     return {node: until for node, until in _read(path).cordoned.items() if until > now}
 
 
 def cordon(path: Path, nodes: Iterable[str], until: float, now: float) -> Mapping[str, float]:
-    """Cordon these nodes until then; a time that is over ends their cordon. OSError where it cannot be written."""
+    """Cordon these nodes until then; a time in the past lifts the cordon. Raise OSError if the file cannot be written."""
     with locked(path.with_suffix(".lock")):
         found = read(path, now) | dict.fromkeys(nodes, until)
         left = {node: at for node, at in found.items() if at > now}
@@ -61,12 +61,12 @@ def cordon(path: Path, nodes: Iterable[str], until: float, now: float) -> Mappin
 
 
 def checked(path: Path, now: float) -> set[str]:
-    """Nodes that need no check before their use. OSError."""
+    """Read the nodes that need no check before their use. Raise OSError."""
     return {node for node, until in _read(path).checked.items() if until > now}
 
 
 def check_again(path: Path, after: Mapping[str, float], now: float) -> None:
-    """Nodes need their next check after these times (unix seconds). OSError where it cannot be written."""
+    """Set when nodes need their next check (unix seconds). Raise OSError if the file cannot be written."""
     with locked(path.with_suffix(".lock")):
         known = _read(path)
         left = {node: until for node, until in {**known.checked, **after}.items() if until > now}
@@ -74,7 +74,7 @@ def check_again(path: Path, after: Mapping[str, float], now: float) -> None:
 
 
 def failures(path: Path, now: float) -> dict[str, tuple[Failure, ...]]:
-    """Node -> its failures of the last RECENT_SECONDS, oldest first. OSError."""
+    """Read node -> its failures of the last RECENT_SECONDS, oldest first. Raise OSError."""
     found = {
         node: tuple(f for f in own if f.at > now - RECENT_SECONDS)
         for node, own in _read(path).failures.items()
@@ -83,7 +83,7 @@ def failures(path: Path, now: float) -> dict[str, tuple[Failure, ...]]:
 
 
 def remember(path: Path, new: Iterable[tuple[str, Failure]], now: float) -> None:
-    """Add failures of nodes, but for those that are known. OSError where it cannot be written."""
+    """Add failures of nodes that are not yet recorded. Raise OSError if the file cannot be written."""
     met, known = tuple(new), failures(path, now)
     if all(failure in known.get(node, ()) for node, failure in met):
         return

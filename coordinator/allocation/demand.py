@@ -17,24 +17,25 @@ from coordinator.evaluation.footprint import gpu_need, precursor_memory_mb, tria
 from coordinator.evaluation.nodes import back_off_seconds
 from coordinator.evaluation.state import NodeUse, State
 
-LOSS = {"back-off": 0, "offered": 0, "staging": 1, "ready": 2}  # what a node has cost so far, by its status
+LOSS = {"back-off": 0, "offered": 0, "staging": 1, "ready": 2}  # what a node has cost so far, by status
 NO_LIMIT = 1 << 20
-PATIENCE_SECONDS = 30.0  # wait before a memory shortage counts: jobs and nodes are not listed together
-TAKEN_SECONDS = 120.0  # wait for a node busy with other users' jobs before a free node is used instead
+# how long a memory shortage is ignored: jobs and nodes are not listed at the same moment
+PATIENCE_SECONDS = 30.0
+TAKEN_SECONDS = 120.0  # how long to wait for a node busy with other users' jobs before using a free one
 
 
 def turn_of(state: State) -> Turn:
-    """Sort key of an evaluation, as `Demand.turn`."""
+    """Return the sort key of an evaluation, as in `Demand.turn`."""
     return -state.record.priority, state.record.accepted_at, state.evaluation_id
 
 
 def in_turn(states: Iterable[State]) -> list[State]:
-    """States as they are served."""
+    """Return states in the order in which they are served."""
     return sorted(states, key=turn_of)
 
 
 def demands(states: Iterable[State]) -> list[Demand]:
-    """GPUs that evaluations could use beyond what they have."""
+    """Return the GPUs that evaluations could use beyond what they have."""
     found = []
     for state in _open(states):
         options = state.record.options
@@ -42,7 +43,7 @@ def demands(states: Iterable[State]) -> list[Demand]:
         have = sum(n.lanes for n in in_use)
         most = options.max_trials if options.max_trials is not None else NO_LIMIT
         if not state.plans_later:
-            # without stealing, the shards were dealt to the lanes that there were
+            # without stealing, the shards were dealt to the lanes of that time
             todo = max(state.shards.todo, 0)
             most = min(most, todo) if options.plan.steals or not have else have
         if most <= have:
@@ -75,7 +76,7 @@ def offers(
     limits: Limits,
     failures: Mapping[str, int],
 ) -> Mapping[str, tuple[Offer, ...]]:
-    """Evaluation id -> offers (`allocate`), with what all evaluations use and were promised taken into account."""
+    """Return evaluation id -> offers (`allocate`), given what all evaluations use and were promised."""
     return allocate(
         nodes,
         demanded,
@@ -88,9 +89,9 @@ def offers(
 
 
 def promised(states: Iterable[State]) -> dict[str, tuple[int, int]]:
-    """Node -> GPUs and MiB that were offered and that no job holds yet; the cluster lists them as free.
+    """Return node -> GPUs and MiB offered but not yet held by a job; the cluster lists them as free.
 
-    Less prefetched weights, which make way for the evaluation that gets the GPUs (`in_the_way`).
+    Prefetched weights are subtracted, since they make way for the evaluation that gets the GPUs (`in_the_way`).
     """
     gpus: Counter[str] = Counter()
     megabytes: Counter[str] = Counter()
@@ -105,7 +106,7 @@ def promised(states: Iterable[State]) -> dict[str, tuple[int, int]]:
 
 
 def started_since(states: Iterable[State], asked_at: float) -> set[str]:
-    """Nodes where jobs changed after `asked_at` (unix seconds): a listing that old may show their GPUs as free."""
+    """Return nodes where jobs changed after `asked_at` (unix seconds): a listing that old may show their GPUs as free."""
     return {
         info.job.node
         for state in states
@@ -115,10 +116,10 @@ def started_since(states: Iterable[State], asked_at: float) -> set[str]:
 
 
 def _promised_lanes(state: State) -> Iterator[tuple[NodeUse, int]]:
-    """(node in use, number of its lanes that were offered and run no trial)."""
+    """Yield (node in use, number of its lanes that were offered and run no trial)."""
     in_use = _in_use(state)
     busy = {n.name: n.running_lanes for n in in_use}
-    # towards its end an evaluation has more lanes than shards: the next evaluation uses these
+    # near its end an evaluation has more lanes than shards: the next evaluation uses these
     lanes_in_use = sum(n.lanes for n in in_use)
     wanted = lanes_in_use if state.plans_later else state.shards.todo - sum(busy.values())
     for node in in_use:
@@ -128,13 +129,13 @@ def _promised_lanes(state: State) -> Iterator[tuple[NodeUse, int]]:
 
 
 def _once_mb(state: State) -> int:
-    """MiB that an evaluation needs per node, for its precursor or the job that hosts its trials."""
+    """Return the MiB that an evaluation needs once per node, for its precursor or host."""
     options = state.record.options
     return precursor_memory_mb(state.record) if options.stage.enabled or options.stage.hosts else 0
 
 
 def at_fault(states: Iterable[State]) -> dict[str, float]:
-    """Node -> unix seconds until which it is in back-off for a fault of its own that any evaluation would meet."""
+    """Return node -> unix seconds until which it is in back-off for a fault that any evaluation would meet."""
     return {
         node.name: node.back_off_until
         for state in states
@@ -144,7 +145,7 @@ def at_fault(states: Iterable[State]) -> dict[str, float]:
 
 
 def failed(states: Iterable[State]) -> Iterator[tuple[str, Failure]]:
-    """Nodes in back-off, with the failure that began it."""
+    """Yield nodes in back-off, with the failure that began it."""
     for state in states:
         for node in state.nodes.by_name.values():
             if node.status == "back-off" and node.back_off_until is not None:
@@ -153,7 +154,7 @@ def failed(states: Iterable[State]) -> Iterator[tuple[str, Failure]]:
 
 
 def gpus_in_use(states: Iterable[State]) -> int:
-    """GPUs on staged and staging nodes, which the limit on GPUs counts."""
+    """Count the GPUs on staged and staging nodes, for the limit on GPUs."""
     return sum(
         n.lanes * state.record.options.trial.gpus_per_trial
         for state in states
@@ -163,7 +164,7 @@ def gpus_in_use(states: Iterable[State]) -> int:
 
 
 def nodes_in_use(states: Iterable[State]) -> set[str]:
-    """Nodes with GPUs in use, or offered to an evaluation with work: what the limit on nodes counts."""
+    """Return nodes with GPUs in use, or offered to an evaluation with work, for the limit on nodes."""
     return {
         n.name
         for state in _open(states)
@@ -184,7 +185,7 @@ class Use:
 
 
 def uses(states: Sequence[State]) -> list[Use]:
-    """Every node that is not given up, once per evaluation that uses it or has prefetched on it."""
+    """Return every node that is not given up, once per evaluation that uses it or has prefetched on it."""
     return [
         Use(
             evaluation_id=state.evaluation_id,
@@ -200,9 +201,9 @@ def uses(states: Sequence[State]) -> list[Use]:
 
 
 def to_give_back(used: Iterable[Use], gpus: int) -> tuple[str, ...]:
-    """Nodes that together hold `gpus` GPUs (all nodes, where they hold fewer), least loss first.
+    """Return nodes that together hold `gpus` GPUs (all nodes, if they hold fewer), least loss first.
 
-    A node without staged weights is the smaller loss, then one with fewer trials.
+    Nodes without staged weights are the smaller loss, then those with fewer trials.
     """
     by_node: dict[str, list[Use]] = {}
     for use in used:
@@ -223,7 +224,7 @@ def to_give_back(used: Iterable[Use], gpus: int) -> tuple[str, ...]:
 
 
 def waiting(states: Iterable[State], demanded: Sequence[Demand]) -> list[Candidate]:
-    """Evaluations that wait for their first GPU and stage by precursor, in the order of `demanded`."""
+    """Return evaluations waiting for their first GPU that stage by precursor, in the order of `demanded`."""
     known = {state.evaluation_id: state for state in states}
     candidates = []
     for demand in demanded:
@@ -244,11 +245,10 @@ def waiting(states: Iterable[State], demanded: Sequence[Demand]) -> list[Candida
 
 
 def in_the_way(states: Iterable[State], nodes: Iterable[NodeState], now: float) -> list[tuple[str, str]]:
-    """(evaluation id, node) of prefetched checkpoints to clear.
+    """Return (evaluation id, node) of prefetched checkpoints to clear.
 
-    Another evaluation got the node's GPUs, and its precursor has waited PATIENCE_SECONDS for
-    memory. The prefetch of the lowest turn goes first; none goes where all of them would not free
-    enough.
+    Another evaluation got the node's GPUs, and its precursor has waited PATIENCE_SECONDS for memory. The prefetch of the
+    lowest turn goes first; none goes if all of them would not free enough.
     """
     served = in_turn(_open(states))
     gone: list[tuple[str, str]] = []
@@ -267,10 +267,9 @@ def in_the_way(states: Iterable[State], nodes: Iterable[NodeState], now: float) 
 
 
 def taken(states: Iterable[State], nodes: Iterable[NodeState], now: float) -> list[tuple[str, str]]:
-    """(evaluation id, node) of nodes to give up: other users' jobs took their GPUs or memory.
+    """Return (evaluation id, node) of nodes to give up, since other users' jobs took their GPUs or memory.
 
-    Only where the evaluation runs nothing and another node is free: it would wait for those jobs'
-    end.
+    Only if the evaluation runs nothing and another node is free; otherwise it would wait for those jobs to end.
     """
     known = {node.name: node for node in nodes}
     states = list(states)
@@ -280,7 +279,7 @@ def taken(states: Iterable[State], nodes: Iterable[NodeState], now: float) -> li
         options = state.record.options
         per_trial, need = options.trial.gpus_per_trial, gpu_need(state.record)
         if not state.shards.todo or any(n.running_lanes for n in _in_use(state)):
-            continue  # an evaluation that runs leaves its shards to its other lanes
+            continue  # a running evaluation leaves its shards to its other lanes
         free = [
             n.name
             for n in known.values()
@@ -302,7 +301,7 @@ def taken(states: Iterable[State], nodes: Iterable[NodeState], now: float) -> li
 
 
 def _shut_out(state: State, use: NodeUse, node: NodeState, now: float) -> bool:
-    """Have its pending jobs there waited TAKEN_SECONDS, and does the node lack what one asks?"""
+    """Return whether its pending jobs there have waited TAKEN_SECONDS and the node lacks what one requests."""
     jobs = [i for i in state.jobs_on(use.name) if i.released_at is None]
     waiting = [i for i in jobs if i.phase == "submitted" and "pending" in i.members.values()]
     if any(now - i.changed_at < TAKEN_SECONDS for i in waiting):
@@ -311,7 +310,7 @@ def _shut_out(state: State, use: NodeUse, node: NodeState, now: float) -> bool:
 
 
 def _waits_for_mb(state: State, use: NodeUse, now: float) -> int:
-    """MiB that the node's precursor has waited for longer than PATIENCE_SECONDS; else 0."""
+    """Return the MiB that the node's precursor has waited for longer than PATIENCE_SECONDS; otherwise 0."""
     info = state.jobs.by_name.get(use.precursor or "")
     if info is None or info.phase != "submitted" or now - info.changed_at < PATIENCE_SECONDS:
         return 0
@@ -324,7 +323,7 @@ def _held_mb(state: State, use: NodeUse) -> int:
 
 
 def held(states: Iterable[State]) -> dict[str, Held]:
-    """Node -> checkpoints that are staged or being staged in its memory."""
+    """Return node -> checkpoints staged or being staged in its memory."""
     found: dict[str, Held] = {}
     for state in states:
         for node in state.nodes.by_name.values():
@@ -337,7 +336,7 @@ def held(states: Iterable[State]) -> dict[str, Held]:
 
 
 def _open(states: Iterable[State]) -> Iterator[State]:
-    """Evaluations that still have something to run, and may."""
+    """Yield evaluations that still have something to run, and may."""
     return (state for state in states if state.may_use_nodes)
 
 

@@ -1,8 +1,8 @@
-"""What gives way where a limit on this user's jobs keeps jobs of the daemon out. Pure. Called by the loop and `detect`.
+"""What to give up if a limit on this user's jobs keeps jobs of the daemon out. Pure. Called by the loop and `detect`.
 
-Rule: the first evaluation in turn whose jobs wait for a limit goes first. Evaluations behind it get no further node and
-give up those where they run nothing; nothing is prefetched, and what is prefetched is given up. What an evaluation gives
-up of its own is in `coordinator.evaluation.nodes`.
+Rule: the first evaluation in turn whose jobs wait for a limit takes precedence. Evaluations behind it get no further node and
+give up those where they run nothing; nothing is prefetched, and existing prefetches are given up. What an evaluation gives up
+for itself is decided in `coordinator.evaluation.nodes`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ WORK = ("build", "convert", "trial", "host")  # purposes of jobs that an evaluat
 
 
 def kept_out(listing: Iterable[JobState]) -> dict[str, str]:
-    """Job -> the limit on all of this user's jobs that it waits for."""
+    """Return job -> the limit on all of this user's jobs that keeps it out."""
     pending = (row for row in listing if row.phase == "pending")
     return {row.name: row.reason for row in pending if slurm_limits.of_all_jobs(row.reason)}
 
 
 def waits_for(state: State, limited: Mapping[str, str]) -> str:
-    """The limit that keeps out a job which the evaluation cannot go on without; "" where none does. `limited`: `kept_out`."""
+    """Return the limit that keeps out a job which the evaluation needs to continue; "" if none does. `limited`: `kept_out`."""
     held = state.jobs.held
     for name, info in state.jobs.live.items():
         why = held.get(name) or limited.get(name, "")
@@ -34,7 +34,7 @@ def waits_for(state: State, limited: Mapping[str, str]) -> str:
 
 
 def _needed(state: State, info: JobInfo) -> bool:
-    """Does the evaluation wait for this job? For the first of its precursors and workers, and for any other job."""
+    """Return whether the evaluation waits for this job: the first of its precursors and workers, and any other job."""
     purpose = info.job.purpose
     if purpose == "stage":
         return not any(node.lanes and node.precursor for node in state.nodes.by_name.values())
@@ -45,7 +45,7 @@ def _needed(state: State, info: JobInfo) -> bool:
 
 
 def running(state: State) -> set[str]:
-    """Purposes of the evaluation's jobs that run, or are about to end."""
+    """Return the purposes of the evaluation's jobs that run, or are about to end."""
     return {
         info.job.purpose
         for info in state.jobs.live.values()
@@ -54,18 +54,18 @@ def running(state: State) -> set[str]:
 
 
 def works(state: State) -> bool:
-    """Does a job of the evaluation run that ends by itself? Precursors do not, nor workers without a metric job."""
+    """Return whether a job runs that ends by itself. Precursors do not, nor do workers without a metric job."""
     return not running(state) <= ({"stage"} if state.scoring.outstanding else {"stage", "metric"})
 
 
 def first_kept_out(states: Iterable[State], limited: Mapping[str, str]) -> tuple[State, str] | None:
-    """The first evaluation in turn that waits for a limit, and the limit."""
+    """Return the first evaluation in turn that waits for a limit, and the limit."""
     ready = in_turn(s for s in states if s.may_use_nodes)
     return next(((state, why) for state in ready if (why := waits_for(state, limited))), None)
 
 
 def not_behind(demands: Sequence[Demand], first: tuple[State, str] | None) -> Sequence[Demand]:
-    """Those of evaluations that go before the one that waits for a limit."""
+    """Return demands of evaluations that precede the one waiting for a limit."""
     if first is None:
         return demands
     turn = turn_of(first[0])
@@ -73,7 +73,7 @@ def not_behind(demands: Sequence[Demand], first: tuple[State, str] | None) -> Se
 
 
 def given_up(states: Iterable[State], first: tuple[State, str] | None) -> Iterator[tuple[str, str, str]]:
-    """(evaluation id, node, why) of places that hold jobs in vain: all prefetches, and idle nodes of those behind `first`."""
+    """Yield (evaluation id, node, why) of places to give up: all prefetches, and idle nodes of evaluations behind `first`."""
     if first is None:
         return
     found, limit = first

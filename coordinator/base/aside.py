@@ -1,6 +1,6 @@
-"""A Python module that runs as a process beside the daemon's loop, one at a time, with a job on its standard input.
+"""A Python module run as a process beside the daemon's loop, one at a time, with a job on its standard input.
 
-Rule: the loop never waits for it, and nothing that it does can harm the loop. Its output is appended to a log file.
+Rule: the loop never waits for it, and nothing it does can harm the loop. Its output is appended to a log file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from evaljobs.contract.storage import make_file, make_folder
 
 STOP_SECONDS = 5.0  # longest wait for its end
-MOST_LOG_BYTES = 1 << 20  # a log that has grown beyond this size is begun anew
+MOST_LOG_BYTES = 1 << 20  # a larger log is truncated at the next start
 
 
 class Aside:
@@ -27,11 +27,11 @@ class Aside:
 
     @property
     def running(self) -> bool:
-        """Was one begun whose end `ended` has not told yet?"""
+        """Return whether one was started whose end `ended` has not reported yet."""
         return self._process is not None
 
     def begin(self, job: bytes) -> None:
-        """Start the process. OSError: no memory, no process, a full disk."""
+        """Start the process. Raise OSError: no memory, no process, a full disk."""
         make_folder(self.log.parent)
         with contextlib.suppress(FileNotFoundError):
             if self.log.stat().st_size > MOST_LOG_BYTES:
@@ -49,20 +49,20 @@ class Aside:
                 pipe.write(job)
 
     def ended(self) -> int | None:
-        """The exit status of a process that has ended, once; None where none has."""
+        """Return the exit status of an ended process, once; otherwise None."""
         code = None if self._process is None else self._process.poll()
         if code is not None:
             self._process = None
         return code
 
     def wait(self, seconds: float) -> None:
-        """Wait at most `seconds` for its end; it goes on after that."""
+        """Wait at most `seconds` for its end; it keeps running after that."""
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(seconds)
 
     def stop(self) -> None:
-        """End it now; one that hangs in a call of the system is left."""
+        """Kill it now; one that hangs in a system call is left."""
         if self._process is not None:
             self._process.terminate()
             self.wait(STOP_SECONDS)

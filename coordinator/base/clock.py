@@ -1,26 +1,26 @@
-"""The coordinator's clock: unix seconds that do not jump when the machine's wall clock is set; when something is due again.
+"""The coordinator's clock: unix seconds that do not jump when the machine's wall clock is set; and throttling.
 
 Rule: decisions by elapsed time use it. The wall clock is read once, at the start of the process; from then on monotonic
-seconds are added to it.
+seconds are added.
 """
 
 from __future__ import annotations
 
 import time
 
-# The clocks of two hosts may disagree by this much; times that are further apart are not compared.
+# Clocks of two hosts may differ by this much; times further apart are not compared.
 SKEW_SECONDS = 60.0
 
 _start = time.time() - time.monotonic()
 
 
 def now() -> float:
-    """Unix seconds that never go back while the process lives. They differ from a wall clock that was set since."""
+    """Return unix seconds that never decrease while the process lives. They differ from a wall clock that was set since."""
     return _start + time.monotonic()
 
 
 def not_before(at: float) -> None:
-    """`now` is at least `at` (unix seconds) from here on: new events of a journal are later than its last one."""
+    """Make `now` at least `at` (unix seconds), so that new events of a journal are later than its last one."""
     global _start  # noqa: PLW0603 (a process has one clock)
     _start = max(_start, at - time.monotonic())
 
@@ -32,7 +32,7 @@ class Throttle:
         self._last: dict[str, float] = {}  # action -> seconds, by the caller's clock
 
     def due(self, action: str, every: float, now: float) -> bool:
-        """True where `action` was not done within the last `every` seconds; it counts as done at `now` then."""
+        """Return True if `action` was not done within the last `every` seconds, and record it as done at `now`."""
         if now - self._last.get(action, float("-inf")) < every:
             return False
         self._last[action] = now

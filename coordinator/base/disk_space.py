@@ -1,7 +1,7 @@
-"""Says of a full disk or a used-up quota where it is and how much is free.
+"""Describes a full disk or exhausted quota, with its location and free space.
 
-Rule: one line for both, and for every file of a folder, so that a trouble seen in many places is shown once. Called
-where an OSError is shown to a person.
+Rule: one line for both, and for every file of a folder, so that a problem seen in many places is shown once. Called where an
+OSError is shown to a user.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ import os
 from pathlib import Path
 
 SHORT = frozenset({errno.ENOSPC, errno.EDQUOT})
-FEW_FILES = 100  # files that a disk has room for, below which their number may be what is short
-RESUMES = "free some, or give --work-dir another folder; the same command resumes"  # for a command that ends
+FEW_FILES = 100  # free inodes below which their number may be the problem
+RESUMES = (
+    "free some space, or pass another --work-dir; run the same command to resume"  # for a command that ends
+)
 
 
 def shortage(error: BaseException, folder: Path | None = None) -> str:
-    """The disk that `error` or its cause found full, with its free space; "" for any other error.
+    """Describe the disk that `error` or its cause found full, with its free space; "" for any other error.
 
-    `folder`: named where the error names no file, or one in it; None: the error's file alone counts.
+    `folder`: named if the error names no file, or one in it; None: only the error's file counts.
     """
     cause: BaseException | None = error
     while cause is not None and not (isinstance(cause, OSError) and cause.errno in SHORT):
@@ -29,7 +31,7 @@ def shortage(error: BaseException, folder: Path | None = None) -> str:
         folder = Path(cause.filename).absolute().parent
     if folder is None:
         return f"a disk that this command writes to is full ({cause.strerror})"
-    while not folder.exists() and folder != folder.parent:  # it was to be made
+    while not folder.exists() and folder != folder.parent:  # it was to be created
         folder = folder.parent
     if cause.errno == errno.EDQUOT:
         return (

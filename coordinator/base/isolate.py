@@ -1,7 +1,7 @@
 """Runs steps of a loop so that an exception in one step does not end the loop.
 
-Rule: the coordinator catches all exceptions here and nowhere else, apart from the hook, the trackers, news and `main`. An
-error that the site or a person causes is logged as one line; any other error is logged with its traceback.
+Rule: the coordinator catches all exceptions only here, and in the hook, the trackers, news and `main`. An error caused by the
+site or a person is logged as one line; any other error with its traceback.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @contextmanager
 def isolated(failed: Callable[[Exception], object]) -> Iterator[None]:
-    """Pass an exception of the block to `failed` and go on after the block. TakenOverError passes: nothing goes on then."""
+    """Pass an exception of the block to `failed` and continue. TakenOverError is not caught: nothing may continue then."""
     try:
         yield
     except TakenOverError:
@@ -29,25 +29,25 @@ def isolated(failed: Callable[[Exception], object]) -> Iterator[None]:
 
 
 def traceback_of(error: Exception) -> Exception | None:
-    """`exc_info` for the log: the error where our code is at fault; None where its one line says all."""
+    """Return `exc_info` for the log: the error if our code is at fault; None if its one line says everything."""
     return None if isinstance(error, (OSError, EvalspanError)) else error
 
 
 @lru_cache(maxsize=1000)
 def warn_once(log: logging.Logger, text: str) -> None:
-    """Log a warning, and not again in each turn of the loop while the same lasts."""
+    """Log a warning once, not in each turn of the loop while the same lasts."""
     log.warning("%s", text)
 
 
 class LoopGuard:
-    """Calls steps by name. The error of a step is logged once, and again when it changes."""
+    """Calls steps by name. A step's error is logged once, and again when it changes."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self._logged: dict[str, str] = {}  # name -> repr of its last error
 
     def __call__(self, name: str, step: Callable[..., T], *args: object) -> T | None:
-        """What `step(*args)` returns; None where it raised."""
+        """Return `step(*args)`; None if it raised."""
         with isolated(lambda error: self._failed(name, error)):
             result = step(*args)
             self._logged.pop(name, None)

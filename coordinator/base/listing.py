@@ -1,7 +1,7 @@
-"""Listings of folders for a process that lives for months: a folder is listed again only where it may have changed.
+"""Cached listings of folders for a process that lives for months: a folder is only listed again if it may have changed.
 
-Rule: a folder whose time stamp has stood still since well before the last listing has the same entries. To open the folder
-has an NFS client ask the server for the stamp. The caller gives the time. Called by `intake.folder_watch` and `runtime`.
+Rule: a folder whose mtime has been constant since well before the last listing has the same entries. Opening the folder makes
+an NFS client ask the server for the mtime. The caller passes the time. Called by `intake.folder_watch` and `runtime`.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SETTLED_SECONDS = (
-    2.0  # coarsest time stamps of file systems: a later change within them leaves the stamp as it is
+    2.0  # coarsest time stamps of file systems: a later change within them does not change the stamp
 )
-ANYWAY_SECONDS = (
-    30.0  # between two listings of a folder whose stamp stands still: some file systems keep none
-)
+ANYWAY_SECONDS = 30.0  # between two listings of an unchanged folder, since some file systems keep no mtime
 
 
 def beginning(folder: Path, start: str) -> list[Path]:
-    """Entries of a folder whose names begin so, in no order; none where it cannot be listed.
+    """Return entries of a folder whose names begin with `start`, unordered; none if it cannot be listed.
 
-    `Path.glob` would keep a compiled pattern of each name that it was ever asked for.
+    `Path.glob` would cache a compiled pattern for every name ever requested.
     """
     with contextlib.suppress(OSError):
         return [folder / name for name in os.listdir(folder) if name.startswith(start)]  # noqa: PTH208 (names alone)
@@ -30,17 +28,17 @@ def beginning(folder: Path, start: str) -> list[Path]:
 
 
 class Listing:
-    """The entries of one folder, as of the last look at which it may have changed."""
+    """The entries of one folder, from the last look at which it may have changed."""
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = folder
         self._stamp = -1
-        self._seen_at = 0.0  # when this stamp was seen first
+        self._seen_at = 0.0  # when this mtime was first seen
         self._listed_at = float("-inf")
 
     @contextlib.contextmanager
     def news(self, now: float) -> Iterator[Iterator[os.DirEntry[str]] | None]:
-        """All entries; None where they are those of the last time. `now`: seconds of any clock that goes on. OSError."""
+        """Yield all entries; None if they are unchanged. `now`: seconds of any monotonic clock. Raise OSError."""
         descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             if not self._may_differ(os.fstat(descriptor).st_mtime_ns, now):

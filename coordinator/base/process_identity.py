@@ -1,6 +1,6 @@
 """Identity of a process, whether it lives, and how to end it. Reads Linux's /proc.
 
-Rule: a process is (pid, start time, boot id); the kernel gives the same pid to another process later.
+Rule: a process is (pid, start time, boot id), since the kernel reuses pids.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def boot_id() -> str:
-    """This boot's id (random(4))."""
+    """Return this boot's id (random(4))."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
@@ -38,14 +38,14 @@ class Stat:
 
     @property
     def ended(self) -> bool:
-        """A zombie has ended: its parent, or a container's first process, may never reap it. Not while threads of it are
-        left: killed with it they die each on its own, and until the last one has, its ports and files are held.
+        """Whether it has ended. A zombie has, since its parent, or a container's first process, may never reap it; but not
+        while it has threads left, which die separately after a kill and hold its ports and files until then.
         """
         return self.state == "X" or (self.state == "Z" and self.threads < 2)
 
 
 def stat(pid: int) -> Stat | None:
-    """None where there is no such process."""
+    """Read the status of a process; None if it does not exist."""
     try:
         return parse_stat(Path(f"/proc/{pid}/stat").read_text(errors="replace"))
     except (FileNotFoundError, ProcessLookupError):
@@ -53,7 +53,7 @@ def stat(pid: int) -> Stat | None:
 
 
 def parse_stat(line: str) -> Stat:
-    """The second field is the program's name in brackets and may hold anything."""
+    """Parse a status. The second field is the program's name in parentheses and may contain anything."""
     fields = line.rpartition(")")[2].split()
     return Stat(
         pid=int(line.partition(" ")[0]),
@@ -64,7 +64,7 @@ def parse_stat(line: str) -> Stat:
 
 
 def identify(pid: int) -> Process | None:
-    """The process that has this pid now; None where that has ended."""
+    """Return the process that has this pid now; None if it has ended."""
     seen = stat(pid)
     return None if seen is None or seen.ended else Process(pid=pid, birth=seen.birth, boot=boot_id())
 
@@ -74,7 +74,7 @@ def alive(process: Process) -> bool:
 
 
 def end(process: Process | None, *, patience: float) -> None:
-    """SIGTERM, and SIGKILL to what lives `patience` seconds later; returns once it has ended, or after as long again."""
+    """Send SIGTERM, and SIGKILL after `patience` seconds; return once it has ended, or after as long again."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + patience
         if process is not None and alive(process):

@@ -1,7 +1,7 @@
-"""Runs a command to its end, within a time limit.
+"""Runs a command to completion, within a time limit.
 
-Rule: on a time-out or an interruption the command and its children are killed, so that a wrapper script cannot keep the
-coordinator waiting. What the command prints is decoded as UTF-8; bytes that are none are replaced.
+Rule: on a timeout or an interrupt the command and its children are killed, so that a wrapper script cannot keep the
+coordinator waiting. Output is decoded as UTF-8; invalid bytes are replaced.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 
-REAP_SECONDS = 5.0  # for a killed command to be gone
+REAP_SECONDS = 5.0  # for a killed command to disappear
 
 
 class CommandError(Exception):
-    """A command did not succeed. The message is one line without the command; `stderr` is all that it printed there."""
+    """A command failed. The message is one line without the command; `stderr` is everything it printed there."""
 
     def __init__(
         self, message: str, *, stderr: str = "", code: int | None = None, timed_out: bool = False
@@ -34,9 +34,9 @@ def run_command(
     env: Mapping[str, str] | None = None,
     stdin: str = "",
 ) -> str:
-    """The standard output of a command. `seconds`: time limit; `env`: its whole environment, None: ours.
+    """Return the standard output of a command. `seconds`: time limit; `env`: its complete environment, None: ours.
 
-    CommandError where it cannot be started, takes longer, or ends with another exit status than 0.
+    Raise CommandError if it cannot be started, times out, or exits with a status other than 0.
     """
     try:
         child = subprocess.Popen(

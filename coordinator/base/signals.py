@@ -1,6 +1,6 @@
 """Signals that end a loop, and the cause of a SIGTERM within a Slurm job.
 
-Rule: a handler only notes its signal, so that no exception interrupts a write; the loop looks between two ticks.
+Rule: a handler only records its signal, so that no exception interrupts a write; the loop checks between two ticks.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from types import FrameType
 from coordinator.base.run_command import CommandError, run_command
 
 SIGNALLED = 128  # exit codes above it name a signal
-SCONTROL_SECONDS = 5.0  # for Slurm's answer: SIGKILL follows SIGTERM after KillWait, 30 s by default
+SCONTROL_SECONDS = 5.0  # for Slurm's answer: SIGKILL follows SIGTERM after KillWait, by default 30 s
 
 
 class Signals:
-    """SIGINT and SIGTERM, noted in the order in which they came. Outside the main thread none is: Python forbids it there."""
+    """SIGINT and SIGTERM, in order of arrival. Outside of the main thread Python forbids handlers, so none is recorded."""
 
     def __init__(self, watched: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)) -> None:
         self.received: list[int] = []
@@ -39,7 +39,7 @@ class Signals:
 
 
 def cancelled_by_slurm(environment: Mapping[str, str]) -> bool:
-    """Did `scancel` end the Slurm job that this process belongs to? False outside a job, and where Slurm does not answer."""
+    """Return whether `scancel` ended the Slurm job of this process. False outside of a job, or if Slurm does not answer."""
     job = environment.get("SLURM_JOB_ID", "")
     if not job:
         return False

@@ -1,4 +1,4 @@
-"""Numbers that JSON cannot hold. Pure."""
+"""Numbers that JSON cannot represent. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def finite(value: Any) -> Any:
-    """The value with null for NaN and infinities, which strict JSON has not; names of its tables are texts."""
+    """Return the value with null for NaN and infinities, which strict JSON lacks; keys of its tables become strings."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -1,7 +1,7 @@
-"""Which evalspan this is: its version, and the commit that it was built from or is a clone of.
+"""This evalspan's version, and the commit that it was built from or is a clone of.
 
-Journals name it: two versions whose code differs may not have the same name. Where git refuses to read a clone (it is
-another user's), a digest of the coordinator's code stands for the commit.
+Journals record it, so two versions with different code must not have the same name. If git refuses to read a clone (owned by
+another user), a digest of the coordinator's code replaces the commit.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ GIT_SECONDS = 10.0
 
 @functools.cache
 def version_text() -> str:
-    """Such as "evalspan 0.2.0 (commit 97ccac9a1b2c)"; "-dirty" follows a commit with changes that are not committed.
-    Without a commit "(code 1a2b3c4d5e6f)".
-    """
+    """Return text such as "evalspan 0.2.0 (commit 97ccac9a1b2c)"; "-dirty": uncommitted changes; no commit: "(code 1a2b…)"."""
     try:
         version = importlib.metadata.version("evalspan")
     except importlib.metadata.PackageNotFoundError:  # a copied folder
@@ -39,7 +37,7 @@ def _digest() -> str:
 
 
 def _commit() -> str:
-    """The clone's commit, or the one that was built; "" where neither is known."""
+    """Return the clone's commit, or the one that was built; "" if unknown."""
     if (ROOT / ".git").exists():
         words = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
         try:

@@ -1,4 +1,4 @@
-"""Words for messages and screens: lists of names, text of others, and commands to type next. Pure."""
+"""Text for messages and screens: lists of names, foreign text, and commands to type next. Pure."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # characters that command a terminal, or end a line of a log
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # characters that control a terminal, or end a line of a log
 
 
 def first_of(names: Sequence[str], most: int = 5) -> str:
-    """The first names, and the number of the rest: "a, b and 3 more"; "" without any."""
+    """Return the first names, and the number of others: "a, b and 3 more"; "" for none."""
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + rest
 
 
 def one_line(text: object, most: int = 1000) -> str:
-    """Text that others may have written, as one line of at most `most` characters that commands no terminal."""
+    """Return foreign text as one line of at most `most` characters, safe for terminals."""
     line = " ".join(str(text)[:most].split())
     return "".join(c if c.isprintable() else "?" for c in line)
 
 
 def seconds(value: float | None) -> str:
-    """A duration in s, min or h; a dash for None."""
+    """Format a duration in s, min or h; a dash for None."""
     if value is None:
         return "-"
-    value = max(value, 0.0)  # two clocks may disagree by a moment
+    value = max(value, 0.0)  # two clocks may differ by a moment
     if value < 100:
         return f"{value:.1f} s"
     if value < 3600:
@@ -37,12 +37,12 @@ def seconds(value: float | None) -> str:
 
 
 def about(left: float) -> str:
-    """Predicted seconds, without the digits that a prediction does not have."""
+    """Format predicted seconds, without spurious digits."""
     return f"about {math.ceil(left)} s" if left < 100 else f"about {seconds(left)}"
 
 
 def by_reason(errors: Mapping[str, str]) -> dict[str, str]:
-    """Joined names -> their common reason, so 60 cancelled tasks take one line. Three names at most."""
+    """Return joined names -> their common reason, so 60 cancelled tasks take one line. At most three names."""
     names: dict[str, list[str]] = {}
     for name, why in errors.items():
         names.setdefault(why, []).append(name)
@@ -50,7 +50,7 @@ def by_reason(errors: Mapping[str, str]) -> dict[str, str]:
 
 
 def clock_time(at: float, now: float) -> str:
-    """Local time of day, with the date where it is not today's. `at`, `now`: unix seconds."""
+    """Format local time of day, with the date if it is not today. `at`, `now`: unix seconds."""
     then, today = time.localtime(at), time.localtime(now)
     if then[:3] == today[:3]:
         return time.strftime("%H:%M", then)
@@ -58,11 +58,11 @@ def clock_time(at: float, now: float) -> str:
 
 
 def options_of(config: str | Path | None, work_dir: str | Path | None) -> list[str]:
-    """The options by which this call found its settings and its work folder."""
+    """Return the options with which this call found its settings and its work folder."""
     given = (("--config", config), ("--work-dir", work_dir))
     return [word for name, value in given if value is not None for word in (name, str(value))]
 
 
 def typed(command: str, config: str | Path | None, work_dir: str | Path | None) -> str:
-    """A command with the options of this call."""
+    """Return a command with the options of this call."""
     return shlex.join(["evalspan", command, *options_of(config, work_dir)])

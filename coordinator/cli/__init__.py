@@ -1,8 +1,8 @@
 """The command line. Each command reads arguments, calls one function and shows the result.
 
-Exit codes: `errors.ExitCode`; what a command's own codes mean stands in `MORE`.
-Rule: a module with commands imports typer, rich's console, errors and paths at its head. Each of its functions
-imports inside itself what else it needs, so that `--help` loads no Redis client, and a command only its own rooms.
+Exit codes: `errors.ExitCode`; their meanings for single commands are in `MORE`. Rule: a module with commands imports typer,
+rich's console, errors and paths at the top. Its functions import everything else locally, so that `--help` loads no Redis
+client, and a command only its own rooms.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["app", "main"]
 
 log = logging.getLogger(__name__)
 
-# Groups of `evalspan -h`, with their commands in the order of use.
+# Groups of `evalspan -h`, with their commands in order of use.
 GROUPS = {
     "Evaluate": ("eval", "ls", "validate", "import-tasks", "prepare"),
     "Follow": ("status", "watch", "logs", "diagnose", "pause", "resume", "priority", "cancel", "retry"),
@@ -41,7 +41,7 @@ GROUPS = {
     "Site and tools": ("init", "doctor", "check-nodes", "plan", "prune", "clean", "worker", "priors"),
 }
 
-# Exit codes that each command may end with.
+# Exit codes of all commands.
 EVERY = (
     ExitCode.DONE,
     ExitCode.REFUSED,
@@ -49,7 +49,7 @@ EVERY = (
     ExitCode.INTERRUPTED,
     ExitCode.READER_GONE,
 )
-# Further exit codes of a command, with what they mean there.
+# Additional exit codes of a command, with their meanings there.
 MORE: Mapping[str, Mapping[ExitCode, str]] = {
     "eval": {
         ExitCode.FAILED: "the evaluation ended, and some of its tasks failed or have items without a score",
@@ -59,29 +59,29 @@ MORE: Mapping[str, Mapping[ExitCode, str]] = {
     "daemon": {
         ExitCode.DONE: "Ctrl-C, SIGTERM or `scancel` stopped it; with --until-idle also: nothing is left to do"
     },
-    "watch": {ExitCode.DONE: "Ctrl-C left the screen, or all that it showed has ended"},
+    "watch": {ExitCode.DONE: "Ctrl-C left the screen, or everything shown has ended"},
     "serve": {ExitCode.DONE: "SIGTERM stopped it"},
     "retry": {ExitCode.FAILED: "tasks failed again, or have items without a score"},
     "gate": {
-        ExitCode.FAILED: "a critical rule says regression, or a score that it requires is missing",
-        ExitCode.UNDECIDED: "neither, and a critical rule cannot be decided, or a score of it is missing",
+        ExitCode.FAILED: "a critical rule found a regression, or a score that it requires is missing",
+        ExitCode.UNDECIDED: "otherwise, if a critical rule cannot be decided or lacks a score",
     },
     "doctor": {ExitCode.FAILED: "a finding would stop an evaluation"},
     "check-nodes": {
         ExitCode.FAILED: "a node is bad, or still a suspect",
-        ExitCode.UNDECIDED: "no test of nodes passed, so that none can be told from a good one",
+        ExitCode.UNDECIDED: "no test passed, so bad nodes cannot be told from good ones",
     },
     "supervise": {
         ExitCode.DONE: "the training has ended",
-        ExitCode.FAILED: "or any other code of the training: it failed, and was not started again",
-        ExitCode.TERMINATED: "SIGTERM ended it, and a training that is no job of Slurm's with it",
+        ExitCode.FAILED: "or any other code of the training: it failed and was not restarted",
+        ExitCode.TERMINATED: "SIGTERM ended it, together with a training that is not a Slurm job",
     },
     "clean": {ExitCode.FAILED: "some files were left alone, since evalspan did not write them"},
 }
 
 
 def _in_groups() -> None:
-    """Give each command its group, and the help the order of `GROUPS`."""
+    """Assign commands to their groups, and order the help as in `GROUPS`."""
     group_of = {name: group for group, names in GROUPS.items() for name in names}
     order = list(group_of)
     for command in app.registered_commands:
@@ -93,11 +93,11 @@ def _in_groups() -> None:
 
 _in_groups()
 
-BUG = "evalspan: a bug in evalspan; what follows, and the journal, belong in a bug report"
+BUG = "evalspan: a bug in evalspan; please report it with the following text and the journal"
 
 
 def main() -> None:
-    """Entry point `evalspan`: an operator's error is one line on stderr; only a bug shows a traceback."""
+    """Entry point `evalspan`: an operator's error is one line on stderr; only a bug prints a traceback."""
     try:
         app(standalone_mode=True)
     except EvalspanError as error:

@@ -28,14 +28,14 @@ from evaljobs.log_lines import SHOWN
 if TYPE_CHECKING:
     from coordinator.config.schema import Config
 
-PLAIN = str.maketrans({"±": "+-", "·": "-", "→": "->", "…": "..."})  # without UTF-8
-DELETE = frozenset({"prune", "clean"})  # commands that a hint never names
-REMOVED = "`evalspan cancel ID`, which stops one (`evalspan status --disk` says what takes space)"
+PLAIN = str.maketrans({"±": "+-", "·": "-", "→": "->", "…": "..."})  # replacements without UTF-8
+DELETE = frozenset({"prune", "clean"})  # commands that hints never suggest
+REMOVED = "`evalspan cancel ID`, which stops one (`evalspan status --disk` shows what takes space)"
 MEANT = {"run": "`evalspan eval`", "delete": REMOVED, "remove": REMOVED, "rm": REMOVED}
 
 
 class Commands(TyperGroup):
-    """The commands; a word that is none is refused with what may be meant."""
+    """The group of all commands; unknown ones are refused with a suggestion."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if not ctx.resilient_parsing and args[0] not in self.commands and not args[0].startswith("-"):
@@ -43,8 +43,8 @@ class Commands(TyperGroup):
                 f"`evalspan {name}`" for name in get_close_matches(args[0], self.commands.keys() - DELETE)
             )
             meant = MEANT.get(args[0]) or " or ".join(near)
-            said = f"did you mean {meant}?" if meant else "`evalspan -h` lists all"
-            raise OperatorError(f"there is no command {args[0]!r}: {said}")
+            said = f"did you mean {meant}?" if meant else "`evalspan -h` lists all commands"
+            raise OperatorError(f"unknown command {args[0]!r}: {said}")
         return super().resolve_command(ctx, args)
 
 
@@ -79,16 +79,16 @@ def _options(
 REQUIRED = inspect.Parameter.empty
 
 
-# --- what is typed ---------------------------------------------------------------------------------------------------
+# --- declarations of options ---------------------------------------------------------------------------------------------
 
 
 def option(text: str, *names: str, default: Any = None, **more: Any) -> Any:
-    """An option of a command, as an attribute of its class. `default` REQUIRED: it must be given."""
+    """Declare an option of a command as a class attribute. `default` REQUIRED: it must be given."""
     return default, typer.Option(*names, help=text, **more)
 
 
 def argument(text: str, default: Any = REQUIRED) -> Any:
-    """A word without a name, as an attribute of a command's class."""
+    """Declare a positional argument of a command as a class attribute."""
     return default, typer.Argument(help=text)
 
 
@@ -97,14 +97,14 @@ def flag(text: str, *names: str) -> Any:
 
 
 class Command:
-    """One call of a command: an attribute for each option, whose value is what was typed. `run` obeys it.
+    """One call of a command: an attribute per option, with the typed value. `run` executes it.
 
-    Its docstring is the help. The options that all share come last.
+    Its docstring is the help. Shared options come last.
     """
 
     def __init__(self, context: typer.Context | None = None, **typed: Any) -> None:
         self.__dict__ |= {name: made[0] for name, made in declared(type(self)).items()} | typed
-        self.rest = context.args if context else []  # words that are no option, where the command takes such
+        self.rest = context.args if context else []  # remaining words, if the command accepts them
         sources = {name: context and context.get_parameter_source(name) for name in typed}
         self.given = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
 
@@ -113,7 +113,7 @@ class Command:
 
 
 def declared(command: type[Command]) -> dict[str, Any]:
-    """Option of a command -> its default, and typer's record of it."""
+    """Return option of a command -> its default, and typer's record of it."""
     bases = [*reversed(command.__mro__)]
     bases.sort(key=lambda base: base.__module__ == __name__)
     names = (name for base in bases for name in inspect.get_annotations(base))
@@ -130,7 +130,7 @@ C = TypeVar("C", bound=type[Command])
 def command(
     name: str = "", *, group: typer.Typer = app, cls: type[TyperCommand] | None = None, **more: Any
 ) -> Callable[[C], C]:
-    """Make a class one of `group`'s commands. `more`: as of typer."""
+    """Register a class as one of `group`'s commands. `more`: as in typer."""
 
     def made(command: C) -> C:
         kinds = get_type_hints(command)
@@ -155,7 +155,7 @@ def command(
 
 
 class Where(Command):
-    """A command that finds its settings and its work folder by these options."""
+    """A command that finds its settings and its work folder through these options."""
 
     config: Path | None = option("evalspan.toml (default: here, then ~/.config/evalspan.toml).", "--config")
     work_dir: Path | None = option(
@@ -163,31 +163,31 @@ class Where(Command):
     )
 
     def settings(self, more: Mapping[str, object] | None = None, *, makes: bool = True) -> Config:
-        """`work_folder.load`, imported by the commands that read settings alone."""
+        """Call `work_folder.load`, which only commands that read settings import."""
         from coordinator.intake.work_folder import load
 
         return load(self.config, self.work_dir, more, makes=makes)
 
     def there(self, more: Mapping[str, object] | None = None) -> Config:
-        """`settings` of a command about evaluations that there are: OperatorError without a work folder."""
+        """Return the `settings` of a command about existing evaluations. Raise OperatorError without a work folder."""
         settings = self.settings(more, makes=False)
         if missing := self.missing(settings):
-            raise OperatorError(f"{missing}: name the one that you mean by --work-dir")
+            raise OperatorError(f"{missing}: select one with --work-dir")
         return settings
 
     def missing(self, settings: Config) -> str:
-        """That there is no work folder, and where its path came from; "" where there is one."""
+        """Return a message that the work folder is missing, with the source of its path; "" if it exists."""
         if os.path.lexists(settings.work_dir):
             return ""
-        return f"there is no work folder {settings.work_dir} (from {self._source()})"
+        return f"the work folder {settings.work_dir} does not exist (from {self._source()})"
 
     def place(self, settings: Config) -> str:
-        """The work folder, that it is new, and where its path came from."""
+        """Describe the work folder, whether it is new, and the source of its path."""
         new = "" if WorkPaths(settings.work_dir).lock.exists() else "new, "
         return f"{settings.work_dir} ({new}from {self._source()})"
 
     def _source(self) -> str:
-        """Where the work folder's path came from: an option, a variable, a file, or the default."""
+        """Return the source of the work folder's path: an option, a variable, a file, or the default."""
         from coordinator.config.loading import source_of
 
         named = "--work-dir" if self.work_dir is not None else source_of(self.config, os.environ, "work_dir")
@@ -204,12 +204,12 @@ class Printed(Where):
 
 
 EVALUATION = "Evaluation id, its beginning, or the digest at its end."
-VERBOSE = flag("All of the accounting: by stage and GPU.", "--verbose", "-v")
-HTML = option("Write a page to look at in a browser: one file, which loads nothing.", "--html")
+VERBOSE = flag("Print the complete accounting, by stage and GPU.", "--verbose", "-v")
+HTML = option("Write a self-contained HTML page.", "--html")
 
 
 def complete_ids(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the evaluations of the work folder, for the shell's Tab."""
+    """Return the evaluations of the work folder, for shell completion."""
     from coordinator.intake.work_folder import load
     from coordinator.runtime.summaries import known_ids
 
@@ -220,26 +220,26 @@ def complete_ids(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_suites(incomplete: str) -> list[str]:
-    """Return the shipped suites, for the shell's Tab, which completes files by itself."""
+    """Return the shipped suites, for shell completion; shells complete files themselves."""
     from coordinator.intake.suites import names
 
     return [name for name in names() if name.startswith(incomplete)]
 
 
-COMPLETES = {  # an attribute's name, in any command -> what Tab completes
+COMPLETES = {  # attribute name, in any command -> its completion
     **dict.fromkeys(("evaluation", "evaluations", "first", "second"), complete_ids),
     "suite": complete_suites,
 }
 
 
-# --- what is printed -------------------------------------------------------------------------------------------------
+# --- output ---------------------------------------------------------------------------------------------------------------
 
 
 class Console(RichConsole):
-    """rich's console, on which text of others commands nothing: only rich's own styles and controls reach the terminal.
+    """A rich console that escapes foreign text: only rich's own styles and controls reach the terminal.
 
-    Names of checkpoints and tasks, errors of jobs, words of a judge and logs of models may hold escape sequences: each control
-    character is shown as "?". Without a terminal a record is one line, however long.
+    Names of checkpoints and tasks, errors of jobs, text from judges and logs of models may contain escape sequences: each
+    control character is shown as "?". Without a terminal a record is one line, however long.
     """
 
     def __init__(self, **how: Any) -> None:
@@ -259,22 +259,22 @@ class Console(RichConsole):
 
     @property
     def plain(self) -> bool:
-        """Has the terminal no UTF-8?"""
+        """Whether the terminal lacks UTF-8."""
         return not self.encoding.startswith("utf")
 
 
 def stdout() -> Console:
-    """The console for results. rich handles NO_COLOR, pipes and narrow terminals."""
+    """Return the console for results. rich handles NO_COLOR, pipes and narrow terminals."""
     return Console()
 
 
 def say(text: str, style: str = "", *, err: bool = False) -> None:
-    """Print text as it is: unwrapped, so that a path or an id can be copied. `err`: to standard error."""
+    """Print text unwrapped, so that a path or an id can be copied. `err`: to standard error."""
     Console(stderr=err).print(text, style=style, soft_wrap=True, highlight=False, markup=False)
 
 
 class TerminalMessages:
-    """Takes what `coordinator.api` says beside its results: to standard error, steps that take seconds as a spinner or a line."""
+    """Prints messages of `coordinator.api` to standard error; steps that take seconds as a spinner or a line."""
 
     def busy(self, what: str) -> AbstractContextManager[object]:
         console = Console(stderr=True)
@@ -288,7 +288,7 @@ class TerminalMessages:
 
 
 def say_aside(text: str) -> None:
-    """Print a line beside the results: to standard error, dim on a terminal."""
+    """Print a line to standard error, dim on a terminal."""
     say(text, "dim", err=True)
 
 

@@ -1,4 +1,4 @@
-"""`evalspan ls | validate | import-tasks`: suites, tasks and groups with what each holds; a check of a suite file; one made of a list."""
+"""`evalspan ls | validate | import-tasks`: suites, tasks and groups with their contents; checking a suite file, or making one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ DATA = {"function": "data made by code", "unknown": "data unknown"}
 
 @command("ls")
 class ListKnown(Printed):
-    """List suites, lm-eval's tasks and its groups, with what each holds. Lists are never cut.
+    """List suites, lm-eval's tasks and its groups, with their contents. Lists are never truncated.
 
     The first call in a work folder reads lm-eval's task files, in about half a minute. Examples:
 
@@ -61,11 +61,11 @@ class ListKnown(Printed):
 
     kind: str | None = argument("tasks, suites or groups; default: suites.", None)
     pattern: str | None = argument("A glob, or a part of a name.", None)
-    suite: list[str] | None = option("Also this suite file and its tasks.", "--suite", "-s")
+    suite: list[str] | None = option("Include this suite file and its tasks.", "--suite", "-s")
     include_path: list[Path] | None = option(
-        "Also the tasks of this folder's YAMLs.", exists=True, file_okay=False, resolve_path=True
+        "Include the tasks of this folder's YAML files.", exists=True, file_okay=False, resolve_path=True
     )
-    verbose: bool = flag("Also members, data splits and files.", "--verbose", "-v")
+    verbose: bool = flag("Show members, data splits and files.", "--verbose", "-v")
 
     def run(self) -> None:
         from coordinator.intake import catalogue, from_settings
@@ -123,7 +123,7 @@ def _own_tasks(site: Site, version: str) -> dict[str, Described]:
 
 
 def _suites(settings: Config, files: Sequence[str]) -> dict[str, SuiteSpec]:
-    """Shipped suites, those of [watch], and `files`; a suite of the settings that does not load is left out, with its reason."""
+    """Return shipped suites, those of [watch], and `files`. A suite of the settings that does not load is skipped."""
     from coordinator.config import toml
     from coordinator.intake import suites
 
@@ -182,7 +182,7 @@ def _holding_cells(one: Holding) -> tuple[str, ...]:
 
 
 def _show_rows(rows: Iterable[tuple[str, ...]]) -> None:
-    """Aligned columns; nothing is cut, and the last column is as many lines as it needs."""
+    """Print aligned columns without truncation; the last column has as many lines as it needs."""
     from coordinator.report.tables import Parts, Sheet
 
     made = list(rows)
@@ -194,9 +194,9 @@ def _show_rows(rows: Iterable[tuple[str, ...]]) -> None:
 
 @command(cls=LmEvalCommand)
 class Validate(Chosen):
-    """Check a suite as `eval` does before it asks the cluster, and list what it holds.
+    """Check a suite as `eval` does before it contacts the cluster, and list its contents.
 
-    Exit code 0: valid; 2: one line says what to change. Builds and submits nothing. Examples:
+    Exit code 0: valid; 2: invalid, with a line that says what to change. Builds and submits nothing. Examples:
 
     evalspan validate --suite ./mine.toml
 
@@ -205,13 +205,13 @@ class Validate(Chosen):
     evalspan validate --tasks mine --include-path mytasks
     """
 
-    checkpoint: str | None = option("Also check this checkpoint: a folder, or a Hub id.", "--tokenizer")
+    checkpoint: str | None = option("Check this checkpoint as well: a folder, or a Hub id.", "--tokenizer")
 
     def run(self) -> None:
         from coordinator.intake import suites
 
         settings, checkpoint = self.settings(), self.checkpoint
-        suite = suites.suite_of(self.chosen, settings.watch.suite)  # refused before more is imported
+        suite = suites.suite_of(self.chosen, settings.watch.suite)  # refuse it before importing more
 
         from coordinator import api
         from coordinator.intake import catalogue, from_settings, hub, request_sets
@@ -227,7 +227,7 @@ class Validate(Chosen):
             folder = hub.local_folder(checkpoint, say_aside, allow_bin=allow_bin, weights=False)
             if folder == checkpoint:
                 spec = inspect(folder, allow_bin=allow_bin, convert=raw)
-            else:  # the Hub's: `eval` fetches and checks the weights
+            else:  # from the Hub: `eval` fetches and checks the weights
                 spec = inspect(folder, weights=False)
         prepare = api.prepare_options(self.chosen, settings, self.config, self.work_dir)
         source, convert = spec.source if spec else None, raw if spec and spec.is_raw else None
@@ -246,7 +246,7 @@ class Validate(Chosen):
         if spec is not None and convert is None:
             of = f"{len(built)} of {len(held)} tasks are built"
             say(f"request sets: {of}; `evalspan prepare` builds the others")
-        unchecked = "whether the cluster takes its jobs"
+        unchecked = "whether the cluster accepts its jobs"
         unchecked += "" if folder == checkpoint else f", the weights of {checkpoint}"
         unchecked += "" if spec else ", the checkpoint (--tokenizer)"
         say(f"{loaded.name} is valid; not checked: {unchecked}", "green")

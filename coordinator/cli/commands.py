@@ -1,4 +1,4 @@
-"""`evalspan cancel | pause | resume | priority | retry | release`: commands to evaluations and to nodes. `supervise`: a training."""
+"""`evalspan cancel | pause | resume | priority | retry | release`: commands for evaluations and nodes. `supervise`: a training."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_MINUTES = 60.0 * 24 * 365  # largest --minutes of `release`: a year
 
 
 def _ask(config: Config, evaluation: str, asked: Notice) -> None:
-    """Leave the command to the process that has the work folder, else run it here."""
+    """Leave the command for the process that holds the work folder, or run it here."""
     from coordinator.runtime.control import commanded_folder, leave_command
     from coordinator.runtime.submission import withdrawn
     from coordinator.runtime.work_lock import WorkLock
@@ -35,7 +35,7 @@ def _ask(config: Config, evaluation: str, asked: Notice) -> None:
     except OperatorError:
         if asked.command != "cancel" or not (waited := withdrawn(config, evaluation)):
             raise
-        say(f"{waited} is withdrawn: no daemon had begun it")
+        say(f"{waited} is withdrawn: no daemon had started it")
         return
     name, paths = folder.root.name, WorkPaths(config.work_dir)
     if nothing := _nothing_to_do(folder, asked.command):
@@ -52,7 +52,7 @@ def _ask(config: Config, evaluation: str, asked: Notice) -> None:
 
 
 def _nothing_to_do(folder: EvaluationPaths, command: str) -> str:
-    """Why a command to an evaluation that has ended would change nothing; "" where it would, or where it has not ended."""
+    """Return why a command for an ended evaluation would change nothing; "" if it would, or if it has not ended."""
     from coordinator.runtime.summarise import by_journal
     from coordinator.runtime.summary import read_json, read_summary
 
@@ -60,13 +60,13 @@ def _nothing_to_do(folder: EvaluationPaths, command: str) -> str:
     if found is None or found.ended_at is None:
         return ""
     if command == "cancel":
-        return ": nothing is left to cancel"
+        return ": there is nothing to cancel"
     left = found.errors or read_json(folder.results).get("unscored")
-    return "" if left else " and is scored: nothing is left to try again"
+    return "" if left else " and is scored: there is nothing to retry"
 
 
 def _kept(config: Config, folder: EvaluationPaths) -> str:
-    """Which settings a retry keeps, where the present ones are others; else ""."""
+    """Return which settings a retry keeps although they have changed; otherwise ""."""
     from coordinator.intake.from_settings import model_options
     from coordinator.intake.resubmit import kept
     from coordinator.runtime.summary import read_evaluation
@@ -76,7 +76,7 @@ def _kept(config: Config, folder: EvaluationPaths) -> str:
 
 
 def _run(config: Config, asked: Notice, kept: str) -> None:
-    """Obey the command here, until the evaluation has ended. Exit code 1: a retry failed. `kept`: of `_kept`."""
+    """Run the command here until the evaluation has ended. Exit code 1: a retry failed. `kept`: from `_kept`."""
     from coordinator.base.words import by_reason
     from coordinator.cli.screen.live_screen import Watcher
     from coordinator.cli.screen.standing import Shown
@@ -116,7 +116,7 @@ def _run(config: Config, asked: Notice, kept: str) -> None:
 
 @command()
 class Cancel(Where):
-    """Stop an evaluation: its jobs are cancelled and node memory is cleared. What is scored stays.
+    """Stop an evaluation: its jobs are cancelled and node memory is cleared. Scores are kept.
 
     Example:
 
@@ -216,9 +216,11 @@ class Release(Where):
     """
 
     node: str | None = argument("Node to give back.", None)
-    gpus: int = option("Or: as many GPUs, wherever the least work is lost.", min=0, default=0)
+    gpus: int = option(
+        "Instead of a node: this many GPUs, wherever the least work is lost.", min=0, default=0
+    )
     minutes: float = option(
-        "Not taken again for so long; 0: take it again now.", min=0.0, max=MOST_MINUTES, default=60.0
+        "Minutes before it may be used again; 0: use it again now.", min=0.0, max=MOST_MINUTES, default=60.0
     )
 
     def run(self) -> None:
@@ -235,9 +237,9 @@ class Release(Where):
         refuse_guest(paths.root)
         if not WorkLock(paths.lock).held():
             if node and not minutes and _end_cordon(paths, node):
-                say(f"{node} may be taken again")
+                say(f"{node} may be used again")
                 return
-            raise OperatorError(f"no daemon runs on {paths.root}: there is nothing to give back")
+            raise OperatorError(f"no daemon is running on {paths.root}: there is nothing to release")
         used = [
             demand.Use(
                 evaluation_id=one.evaluation_id,
@@ -254,27 +256,27 @@ class Release(Where):
             _check_node(settings, node, used)
         names = (node,) if node else demand.to_give_back(used, self.gpus)
         if not names:
-            raise OperatorError("no GPU is in use by an evaluation: there is nothing to give back")
+            raise OperatorError("no evaluation is using a GPU: there is nothing to release")
         leave(paths, Notice(command="release", nodes=names, seconds=60 * minutes))
         for name in names:
             say(_given_back(name, used, minutes))
         if (found := sum(use.gpus for use in used if use.node in names)) < self.gpus:
-            say(f"evaluations use {found} GPUs, fewer than --gpus {self.gpus}: all of them are given back")
+            say(f"evaluations use {found} GPUs, fewer than --gpus {self.gpus}: all of them are released")
 
 
 def _check_release(node: str | None, gpus: int, minutes: float) -> None:
     if node and gpus:
-        raise OperatorError(f"a node is given back whole: omit --gpus, or {node}")
+        raise OperatorError(f"only whole nodes can be released: omit --gpus, or {node}")
     if not node and not gpus:
-        raise OperatorError("name a node, or say --gpus K")
+        raise OperatorError("name a node, or pass --gpus K")
     if not math.isfinite(minutes):
-        raise OperatorError("--minutes is a number of minutes")
+        raise OperatorError("--minutes must be a finite number")
     if not node and not minutes:
-        raise OperatorError("--minutes 0 lets a node be taken again: name it")
+        raise OperatorError("--minutes 0 lifts the cordon of a node: name it")
 
 
 def _end_cordon(paths: WorkPaths, node: str) -> bool:
-    """End a node's cordon in the file, which no daemon reads now. False: it is not cordoned."""
+    """Lift a node's cordon in the file, which no daemon reads now. Return False if it is not cordoned."""
     from coordinator.allocation import cordons
 
     now = time.time()
@@ -305,7 +307,7 @@ def _given_back(node: str, used: Sequence[Use], minutes: float) -> str:
     from coordinator.base.words import seconds
 
     if not minutes:
-        return f"{node} may be taken again"
+        return f"{node} may be used again"
     there = [f"{u.gpus} GPUs of {u.evaluation_id}, {u.trials} trials" for u in used if u.node == node]
     in_use = "; ".join(there) or "not in use"
     return f"{node} is released ({in_use}) and cordoned for {seconds(60 * minutes)}"
@@ -313,7 +315,7 @@ def _given_back(node: str, used: Sequence[Use], minutes: float) -> str:
 
 @command(context_settings={"allow_extra_args": True})
 class Supervise(Where):
-    """Run a training's COMMAND, and run it again from its newest whole checkpoint after failures that a restart can help.
+    """Run a training's COMMAND, and restart it from its newest complete checkpoint after failures that a restart can fix.
 
     It is also ended and run again where it hangs. COMMAND finds the checkpoint in $EVALSPAN_RESUME_FROM (empty: from the
     beginning). Where COMMAND is sbatch, its job is followed, and after failures of nodes those are checked, and bad ones left

@@ -1,4 +1,4 @@
-"""`evalspan diagnose`: why a job failed, by its logs, its id, or all failed jobs of an evaluation."""
+"""`evalspan diagnose`: why a job failed, from its logs, its id, or all failed jobs of an evaluation."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from coordinator.diagnosis.rules import Proposal
     from coordinator.diagnosis.verdict import Finding
 
-VOTES = 3  # answers that --ask takes, of which over half must agree
+VOTES = 3  # answers requested by --ask, of which over half must agree
 
 
 @command()
 class Diagnose(Printed):
-    """Name the failure that began a job's end: its reason, who must act, and the line that says so.
+    """Find the failure that made a job end: its reason, who must act, and the line that shows it.
 
     LOG may also be the kernel's log (dmesg), torch's error file, or the dumps of the NCCL flight recorder, of several ranks.
 
@@ -35,14 +35,14 @@ class Diagnose(Printed):
     """
 
     what: list[str] = argument("LOG ..., a job's id in Slurm, or an evaluation.")
-    state: str = option("With LOG: the state that sacct gives, such as OUT_OF_MEMORY.", default="")
-    exit_code: str = option("With LOG: the exit code that sacct gives, such as 0:9.", default="")
+    state: str = option("With LOG: the state reported by sacct, such as OUT_OF_MEMORY.", default="")
+    exit_code: str = option("With LOG: the exit code reported by sacct, such as 0:9.", default="")
     ask: bool = option(
-        "Of a LOG that no rule knows: ask the judge's model (see [judge]), and mark what it says.",
+        "For a LOG that matches no rule: ask the judge's model (see [judge]), and mark its answer as such.",
         default=False,
     )
-    keep: Path | None = option("With --ask: write what it says, as a rule, to this file.")
-    healthy: list[Path] | None = option("With --ask: logs that no rule of it may match.")
+    keep: Path | None = option("With --ask: write the answer as a rule to this file.")
+    healthy: list[Path] | None = option("With --ask: logs that the rule must not match.")
 
     def run(self) -> None:
         from coordinator.cluster.past_jobs import JOB_ID
@@ -64,14 +64,14 @@ class Diagnose(Printed):
             return self._evaluation(self.what[0])
         else:
             missing = next(path for path in paths if not path.is_file())
-            raise OperatorError(f"{missing}: there is no such file, job or evaluation")
+            raise OperatorError(f"{missing}: no such file, job or evaluation")
         if self.as_json:
             return show_json(found.diagnosis.model_dump())
         _show(found)
         return None
 
     def _ask(self, paths: Sequence[Path]) -> Proposal | None:
-        """What most answers of the model say, within the limits of `[judge]`. Only the reduced log leaves this machine."""
+        """Return the model's majority answer, within the limits of `[judge]`. Only the reduced log leaves this machine."""
         from coordinator.diagnosis import rules
         from coordinator.diagnosis.reader import blocks, plain
         from coordinator.diagnosis.verdict import diagnose
@@ -125,7 +125,7 @@ class Diagnose(Printed):
 
 
 def _asked(settings: Config, system: str, user: str) -> list[str]:
-    """Answers of the model, one after the other. OperatorError without an endpoint, or where they may cost too much."""
+    """Return answers of the model in sequence. Raise OperatorError without an endpoint, or if they may cost too much."""
     import openai
 
     from coordinator.intake.from_settings import judge_options
@@ -174,7 +174,7 @@ def _of_job(job_id: str) -> Finding:
         raise OperatorError(f"job {job_id} has not ended: it is {job.state}")
     logs = [path for log in job.logs if (path := Path(log)).is_file()]
     if not logs:
-        say(f"no log of job {job_id} is there ({', '.join(job.logs)})", "dim", err=True)
+        say(f"job {job_id} has no log left ({', '.join(job.logs)})", "dim", err=True)
     return diagnose(read_logs(logs), state=job.state, exit_code=job.exit_code)
 
 

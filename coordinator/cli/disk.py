@@ -1,4 +1,4 @@
-"""`evalspan prune`, and what `status --disk` shows: the space and files of a work folder."""
+"""`evalspan prune` and `status --disk`: the space and files of a work folder."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from coordinator.config.schema import Config, RetentionConfig
     from coordinator.keeping.retention import OnDisk, Size, WorkFolder
 
-ROWS = 20  # evaluations that `status --disk` lists, without --last
-KEEP = "scores"  # what `status --disk` computes with, where `[retention]` says nothing
+ROWS = 20  # evaluations listed by `status --disk` without --last
+KEEP = "scores"  # assumed by `status --disk` if `[retention]` is not set
 
 
 def _policy(settings: Config, keep: str, older_than: str) -> RetentionConfig:
@@ -30,7 +30,7 @@ def _policy(settings: Config, keep: str, older_than: str) -> RetentionConfig:
 
 
 def _code(settings: Config) -> str | None:
-    """The code folder of jobs; None while a coordinator runs, perhaps of another version: it clears its own."""
+    """Return the code folder of jobs; None while a coordinator runs, perhaps of another version, since it cleans up its own."""
     from coordinator.intake.from_settings import code_of
     from coordinator.runtime.work_lock import WorkLock
 
@@ -41,15 +41,15 @@ def _code(settings: Config) -> str | None:
 
 @command()
 class Prune(Printed):
-    """Remove logs, responses and samples of old evaluations, and shared files that none needs any more.
+    """Remove logs, responses and samples of old evaluations, and shared files that are no longer needed.
 
-    --keep scores: logs, specs, outcomes, responses, verdicts, judgements and samples go.
+    --keep scores removes logs, specs, outcomes, responses, verdicts, judgements and samples.
 
-    --keep responses: logs, specs and outcomes go.
+    --keep responses removes logs, specs and outcomes.
 
-    With each, request sets, converted checkpoints and code that no evaluation needs go.
+    Both remove request sets, converted checkpoints and code that no evaluation needs.
 
-    What runs, waits or is parked loses nothing, nor do the baselines that the settings name. Examples:
+    Evaluations that are open, pending or parked lose nothing, nor do the baselines of the settings. Examples:
 
     evalspan prune --keep responses --older-than 30d
 
@@ -57,18 +57,20 @@ class Prune(Printed):
     """
 
     keep: Literal["scores", "responses"] = option(
-        "What stays of old evaluations, beside results, reports and journals.", default=REQUIRED
+        "What to keep of old evaluations, besides results, reports and journals.", default=REQUIRED
     )
-    older_than: str = option("Only evaluations that ended so long ago: 12h, 30d, 8w.", default=REQUIRED)
-    yes: bool = flag("Remove; without it nothing is changed.", "--yes")
-    dry_run: bool = flag("Only print what would go; this is the default.", "--dry-run")
+    older_than: str = option(
+        "Minimum age since an evaluation's end, such as 12h, 30d or 8w.", default=REQUIRED
+    )
+    yes: bool = flag("Remove; otherwise nothing is changed.", "--yes")
+    dry_run: bool = flag("Only print what would be removed; this is the default.", "--dry-run")
 
     def run(self) -> None:
         from coordinator.keeping.prune import carry_out, read_work_folder
         from coordinator.keeping.retention import going
 
         if self.yes and self.dry_run:
-            raise OperatorError("say --yes or --dry-run")
+            raise OperatorError("pass either --yes or --dry-run")
         settings = self.there()
         work, now = WorkPaths(settings.work_dir), time.time()
         policy = _policy(settings, self.keep, self.older_than)
@@ -108,7 +110,7 @@ def _show_plan(made: WorkFolder, *, done: bool) -> None:
     for item in made.shared:
         say(f"{item.path}: {item.kind}, {_in_words(item.size)}")
     if not made.evaluations and not made.shared:
-        say("nothing is to be removed")
+        say("nothing to remove")
     elif done:
         say(f"removed: {_in_words(made.size)}")
     else:
@@ -118,13 +120,13 @@ def _show_plan(made: WorkFolder, *, done: bool) -> None:
 def _in_words(size: Size) -> str:
     from coordinator.report.render import size as of_bytes
 
-    # members of an archive are no files
+    # members of an archive are not files
     files = f" in {size.files} file{'' if size.files == 1 else 's'}" if size.files else ""
     return of_bytes(size.bytes) + files
 
 
 def show_disk(settings: Config, last: int | None, *, as_json: bool) -> None:
-    """Print what the work folder takes by kind and by evaluation, the largest first, and what `prune` would free."""
+    """Print the use of the work folder by kind and by evaluation, the largest first, and what `prune` would free."""
     from coordinator.keeping.prune import read_work_folder
     from coordinator.keeping.retention import going
 
@@ -145,7 +147,7 @@ def show_disk(settings: Config, last: int | None, *, as_json: bool) -> None:
         rows = ((e.evaluation_id + (" (open)" if e.ended_at is None else ""), e.size) for e in largest[:most])
         _table("evaluation", rows)
     if len(largest) > most:
-        say(f"{len(largest) - most} smaller evaluations are left out: --last N shows more")
+        say(f"{len(largest) - most} smaller evaluations are not shown: --last N shows more")
     say(f"{settings.work_dir}: {_in_words(found.size)}")
     say(f"`{command}` would free {_in_words(freed.size)}")
 

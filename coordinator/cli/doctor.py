@@ -1,4 +1,6 @@
-"""`evalspan init | doctor | check-nodes`: a site's settings, what it allows, what to change before the first evaluation; bad nodes."""
+"""`evalspan init | doctor | check-nodes`: settings and rules of a site, what to change before the first evaluation, bad
+nodes.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,15 @@ STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 class Doctor(Printed):
     """Check this machine, Redis, Slurm's rules and its nodes (by small jobs), and print what to change.
 
-    Exit code 1 where an evaluation would be stopped. Example:
+    Exit code 1 if a finding would stop an evaluation. Example:
 
     evalspan doctor --cluster slurm --partition gpu
     """
 
     cluster: str | None = option("local or slurm.")
     partition: str | None = option("Slurm partition of the GPU jobs.")
-    nodes: int = option("Probe so many nodes of each partition; 0: all.", min=0, default=8)
-    wait: float = option("Seconds that a node's jobs may take to start and end.", min=1, default=60.0)
+    nodes: int = option("Number of nodes to probe per partition; 0: all.", min=0, default=8)
+    wait: float = option("Seconds to wait for a node's jobs to start and end.", min=1, default=60.0)
     sample_mb: int = option("MB written to node memory to measure its rate.", min=1, default=256)
 
     def run(self) -> None:
@@ -71,10 +73,10 @@ def show(made: Checkup, work_dir: Path) -> None:
 
 @command("check-nodes")
 class CheckNodes(Printed):
-    """Test nodes in pairs by small jobs on their GPUs, and print those that training should leave out.
+    """Test nodes in pairs by small jobs on their GPUs, and print those that training should avoid.
 
     Each job checks matrix products, memory and copies of both nodes, and an all-gather between them; a second round pairs
-    suspects with good nodes. Exit code 1 where a node is bad or a suspect, 4 where no test passed. Examples:
+    suspects with good nodes. Exit code 1 if a node is bad or a suspect, 4 if no test passed. Examples:
 
     evalspan check-nodes --cluster slurm --partition gpu
 
@@ -84,11 +86,11 @@ class CheckNodes(Printed):
     cluster: str | None = option("local or slurm.")
     partition: str | None = option("Slurm partition of the GPU jobs.")
     nodes: list[str] = option(
-        "Only these, as a Slurm hostlist; they may be busy. Default: all nodes without a job on their GPUs.",
+        "Nodes to test, as a Slurm hostlist; they may be busy. Default: all nodes without a job on their GPUs.",
         default=[],
     )
-    wait: float = option("Seconds that a test's job may take to start and end.", min=1, default=300.0)
-    seed: int = option("Draws who is tested with whom.", default=0)
+    wait: float = option("Seconds to wait for a test's job to start and end.", min=1, default=300.0)
+    seed: int = option("Seed for the choice of pairs.", default=0)
 
     def run(self) -> None:
         from coordinator.node_check.run import check
@@ -109,7 +111,7 @@ RATES = {"matmul": ("TFLOP/s", 1e12), "memory": ("memory GB/s", 1e9), "copy": ("
 
 
 def show_nodes(made: Checked) -> None:
-    """Print a row a node, and the option that leaves the bad ones out."""
+    """Print a row per node, and the option that excludes the bad ones."""
     from coordinator.report.tables import Sheet
 
     sheet = Sheet("", "node", "", *(unit for unit, _ in RATES.values()), "why")
@@ -144,9 +146,9 @@ class Init(Command):
     evalspan init --site lumi --account project_465000000
     """
 
-    path: Path = argument("Where to write it.", Path("evalspan.toml"))
-    force: bool = flag("Overwrite what is there.")
-    cluster: Literal["local", "slurm"] | None = option("Default: slurm where its commands are.")
+    path: Path = argument("File to write.", Path("evalspan.toml"))
+    force: bool = flag("Overwrite an existing file.")
+    cluster: Literal["local", "slurm"] | None = option("Default: slurm if its commands are installed.")
     site: str | None = option(
         "What public documentation says of a site: lumi, frontier, leonardo, perlmutter, jupiter, clariden."
     )
@@ -162,7 +164,7 @@ class Init(Command):
         if preset is not None and self.cluster == "local":
             raise OperatorError(f"--site {self.site} has Slurm: omit --cluster local")
         if path.exists() and not self.force:
-            raise OperatorError(f"{path} is there already: --force overwrites it")
+            raise OperatorError(f"{path} already exists: --force overwrites it")
         kind = self.cluster or ("slurm" if preset or shutil.which("sbatch") else "local")
         named = {"cluster.account": self.account, "cluster.qos": self.qos}
         local = "one machine", {"cluster.kind": ("local", "")}
@@ -180,7 +182,7 @@ class Init(Command):
         options = "" if path == Path("evalspan.toml") else f" --config {shlex.quote(str(path))}"
         say(f"next: `evalspan doctor{options}` checks this site")
         if kind == "slurm":
-            settings = loading.load(path, os.environ)  # makes no work folder
+            settings = loading.load(path, os.environ)  # creates no work folder
             say(f"then the daemon: `{wrapped_daemon(settings, options)}`")
             one = wrapped_daemon(settings, f" CHECKPOINT SUITE{options}", "evaluate")
             say(f"or one evaluation as a job: `{one}`")
@@ -214,9 +216,9 @@ def _show_preset(preset: SitePreset, chosen: Mapping[str, object]) -> None:
 
 
 def _probe_slurm(named: Mapping[str, object]) -> tuple[str, dict[str, tuple[Any, str]]]:
-    """What init writes of this Slurm: nodes of all its partitions that are up, not of the default one alone.
+    """Return what init writes about this Slurm: nodes of all partitions that are up, not only the default one.
 
-    `named`: settings of the command line.
+    `named`: settings from the command line.
     """
     from coordinator.cluster import Cluster, ClusterError, slurm_rules
     from coordinator.cluster.daemon_job import probe_of
@@ -261,13 +263,13 @@ def _probe_slurm(named: Mapping[str, object]) -> tuple[str, dict[str, tuple[Any,
                 form = slurm_rules.request_taken(partial(of, chosen["cluster.partition"][0]))
                 more["slurm.gpu_request"] = None if form == GPU_REQUEST else form
             chosen |= {setting: (value, "") for setting, value in more.items() if value is not None}
-            file = Path(scratch) / "evalspan.toml"  # not one that is there already: it may keep to limits
+            file = Path(scratch) / "evalspan.toml"  # not an existing file, whose limits it may keep to
             file.write_text(template.default_text(summary, chosen), encoding="utf-8")
             settings = loading.load(file, os.environ)
             chosen |= settings_within_limits(SlurmCli(slurm_options(settings)), rules)
     except ClusterError as error:
         raise OperatorError(
-            f"the cluster cannot be asked ({error}): set SLURM_CONF or ask its administrators; "
-            "`evalspan init --cluster local` writes settings for this machine alone"
+            f"the cluster cannot be reached ({error}): set SLURM_CONF or ask its administrators; "
+            "`evalspan init --cluster local` writes settings for this machine only"
         ) from error
     return summary, chosen

@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
 SITE = {"rich_help_panel": "Where it runs"}
 CHECKPOINT = "Folder with config.json, safetensors and tokenizer, or a Hub id."
-STEP = option("Training step, for reports and trackers; default: by the folder's name.", min=0)
+STEP = option("Training step, for reports and trackers; default: from the folder's name.", min=0)
 
 
 @command("eval", cls=LmEvalCommand)
 class Evaluate(Chosen):
     """Evaluate one checkpoint on one suite and print the makespan and the scores.
 
-    Killed and run again, it goes on where it stood. Examples:
+    If it is killed, run the same command again to resume. Examples:
 
     evalspan eval ckpt/step-1000 --suite core --cluster slurm --partition gpu
 
@@ -60,8 +60,8 @@ class Evaluate(Chosen):
     partition: str | None = option("Slurm partition of the GPU jobs.", **SITE)
     account: str | None = option("Slurm account.", **SITE)
     qos: str | None = option("Slurm QOS.", **SITE)
-    slots: int | None = option("At most this many trials at once.", min=1, **SITE)
-    shards_per_task: int | None = option("Force this many shards a task.", min=1, **SITE)
+    slots: int | None = option("Maximum number of concurrent trials.", min=1, **SITE)
+    shards_per_task: int | None = option("Force this many shards per task.", min=1, **SITE)
     step: int | None = STEP
     model: str | None = option("hf, vllm or sglang.", **LM_EVAL)
     model_args: list[str] | None = option(
@@ -72,7 +72,7 @@ class Evaluate(Chosen):
     check_fast: int | None = option(
         "Evaluate N documents of each task in both modes and print differences.", min=1, metavar="N"
     )
-    fresh: bool = flag("Build, ask and score again, whatever earlier evaluations have.", "--fresh")
+    fresh: bool = flag("Build, infer and score again, without reusing earlier evaluations.", "--fresh")
     verbose: bool = VERBOSE
 
     def run(self) -> None:
@@ -107,14 +107,12 @@ class Evaluate(Chosen):
         )
 
     def _check_fast(self, documents: int) -> None:
-        """Evaluate in fast mode, which may be refused, then in exact mode; exit code 1 where scores are missing."""
+        """Evaluate in fast mode, which may be refused, then in exact mode; exit code 1 if scores are missing."""
         from coordinator.report import mode_check
 
         chosen = self.chosen
         if chosen.keys() & {"mode", "limit"}:
-            raise OperatorError(
-                "--check-fast N evaluates N documents in both modes: leave --mode and --limit away"
-            )
+            raise OperatorError("--check-fast N evaluates N documents in both modes: omit --mode and --limit")
         found: dict[str, Results] = {}
         for mode in ("fast", "exact"):
             budget = chosen.get("token_budget") if mode == "fast" else None
@@ -133,7 +131,7 @@ class Evaluate(Chosen):
 
 
 def _show(typed: Printed, found: Results, *, verbose: bool) -> None:
-    """Print results; exit code 130 where the evaluation was cancelled, 1 where scores are missing."""
+    """Print results; exit code 130 if the evaluation was cancelled, 1 if scores are missing."""
     from coordinator.cli.screen.mornings import lines_of
     from coordinator.report.render import show
     from coordinator.report.tables import print_parts
@@ -164,7 +162,7 @@ def _show(typed: Printed, found: Results, *, verbose: bool) -> None:
 class Rescore(Printed):
     """Score the answers of an evaluation again, with other filters, metrics, gold answers or judge, without a GPU.
 
-    It is a new evaluation. Refused where the suite makes other requests. Killed and run again, it goes on. Examples:
+    This is a new evaluation. Refused if the suite makes different requests. If it is killed, run the same command again to resume. Examples:
 
     evalspan rescore step-1000-core-1a2b3c4d
 
@@ -173,10 +171,10 @@ class Rescore(Printed):
 
     evaluation: str = argument(EVALUATION)
     suite: str | None = option(
-        "A suite's name or file; default: the evaluation's own, as its files are now.", "--suite", "-s"
+        "A suite's name or file; default: the evaluation's own, from its current files.", "--suite", "-s"
     )
     tokenizer: str | None = option(
-        "Folder with the checkpoint's config and tokenizer, where the checkpoint is gone."
+        "Folder with the checkpoint's config and tokenizer, if the checkpoint is gone."
     )
 
     def run(self) -> None:

@@ -1,8 +1,8 @@
-"""Reads the options of `lm_eval run` (0.4.13) on the command line of `eval`, `submit` and `prepare`.
+"""Options of `lm_eval run` (0.4.13) on the command line of `eval`, `submit` and `prepare`.
 
-Rule: an option that means the same is taken, in either spelling (`--num_fewshot`, `--num-fewshot`); one that asks for
-what is so in any case is left out with a line; any other is refused by name, with what to do instead.
-Values are parsed as `lm_eval/_cli/utils.py` does. The values of a `--config FILE.yaml` of lm_eval are read as options.
+Rule: an option with an equivalent is accepted in either spelling (`--num_fewshot`, `--num-fewshot`); one that requests the
+default is skipped with a message; any other is refused by name, with an alternative. Values are parsed like in
+`lm_eval/_cli/utils.py`. The values of lm_eval's `--config FILE.yaml` are read as options.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ REFUSED = {
     "--hf-hub-log-args": "`evalspan export ID --to lm-eval --out FOLDER` writes files to upload",
     "--max-batch-size": "say --batch-size N, or auto",
     "--metadata": "write it into the task's YAML",
-    "--predict-only": "leave it away, since responses and samples are always kept",
-    "--samples": "say --limit N, or choose the documents in the task's YAML",
+    "--predict-only": "omit it; responses and samples are always kept",
+    "--samples": "use --limit N, or choose the documents in the task's YAML",
     "--trackio-args": "set a tracker in [trackers] of evalspan.toml",
     "--trust-remote-code": "say --model-args trust_remote_code=True",
-    "--use-cache": "responses are always kept and used again",
+    "--use-cache": "responses are always kept and reused",
     "--verbosity": "set LMEVAL_LOG_LEVEL in env of [trial]",
     "--wandb-args": "set wandb_project in [trackers] of evalspan.toml",
     "--wandb-config-args": "set wandb_project in [trackers] of evalspan.toml",
 }
-NEEDLESS = {  # flags without a value that ask for what is so in any case
+NEEDLESS = {  # flags without a value that request the default
     "--confirm-run-unsafe-code": "programs run in a sandbox",
     "--log-samples": "samples are always kept: `evalspan export ID --to lm-eval --out DIR` writes them",
     "--show-config": "each task's configuration is in results.json",
@@ -66,7 +66,7 @@ TRUE, FALSE = ("true", "1", "yes"), ("false", "0", "no")
 
 
 class LmEvalCommand(TyperCommand):
-    """A command that takes the options of `lm_eval run`, too."""
+    """A command that also accepts the options of `lm_eval run`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         options = (p for p in self.params if isinstance(p, TyperOption) and not p.is_flag)
@@ -75,7 +75,7 @@ class LmEvalCommand(TyperCommand):
         needless: list[str] = []
         words = rewritten(with_yaml_values(args), valued, needless, checkpoint=takes)
         if needless:
-            typer.echo(f"needless: {'; '.join(f'{name}: {NEEDLESS[name]}' for name in needless)}", err=True)
+            typer.echo(f"redundant: {'; '.join(f'{name}: {NEEDLESS[name]}' for name in needless)}", err=True)
         ctx.allow_extra_args = takes
         rest: list[str] = super().parse_args(ctx, words)
         if ctx.args and not ctx.resilient_parsing:
@@ -86,16 +86,16 @@ class LmEvalCommand(TyperCommand):
         return rest
 
 
-# --- words of the command line ---------------------------------------------------------------------------------------
+# --- command-line words --------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class _Several:
-    """An option whose value is several words, of which the last one may be the checkpoint. `out`: its place."""
+    """An option whose value is several words, the last of which may be the checkpoint. `out`: its position."""
 
     option: str
     words: list[str]
-    least: int  # words that belong to the option in any case
+    least: int  # words that certainly belong to the option
     out: int
 
 
@@ -106,10 +106,10 @@ class _Rewriting:
     several: list[_Several] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     needless: list[str] = field(default_factory=list)
-    checkpoint: bool = False  # a word of its own, or pretrained=, names it
+    checkpoint: bool = False  # named by a word of its own, or by pretrained=
 
     def option(self, typed: str, rest: Sequence[str]) -> int:
-        """Take an option and its value; the number of words taken of `rest`."""
+        """Consume an option and its value, and return the number of words consumed from `rest`."""
         name, equals, value = named(typed)
         if name == "--trust-remote-code" and "--model-args" in self.valued and not equals:
             self.out.append(TRUSTS_CODE)
@@ -197,12 +197,12 @@ def read_yaml_values(file: Path) -> dict[str, list[str]]:
 def rewritten(
     words: Sequence[str], valued: set[str], needless: list[str] | None = None, *, checkpoint: bool = True
 ) -> list[str]:
-    """`words` as this program's own options. `valued`: options that take a value. OperatorError names what is not supported.
+    """Return `words` as this program's own options. `valued`: options that take a value. Raise OperatorError for unsupported
+    ones.
 
-    `checkpoint`: the command takes one as a word of its own. Names of options that are left out
-    because they change nothing are added to `needless`.
-    lm_eval's `--tasks a b` takes all words up to the next option. Where nothing else names the checkpoint, the last of
-    them is the checkpoint.
+    `checkpoint`: the command takes one as a positional argument. Names of redundant options are appended to `needless`.
+    lm_eval's `--tasks a b` takes all words up to the next option. If nothing else names the checkpoint, the last of them is
+    the checkpoint.
     """
     done = _Rewriting(valued, needless=[] if needless is None else needless, checkpoint=not checkpoint)
     at = 0
@@ -212,7 +212,7 @@ def rewritten(
             done.checkpoint |= at < len(words)
             done.out += words[at - 1 :]
             break
-        # lm_eval's flag, where no suite's name follows
+        # lm_eval's flag, if no suite's name follows
         if word == "-s" and (at == len(words) or words[at].startswith("-")):
             done.needless.append("--log-samples")
             continue
@@ -223,7 +223,7 @@ def rewritten(
             done.checkpoint = True
     if done.refused:
         said = "; ".join(f"{name}: {instead}" for name, instead in done.refused.items())
-        raise OperatorError(f"these options of lm_eval are not supported: {said}")
+        raise OperatorError(f"these lm_eval options are not supported: {said}")
     moved: list[str] = []
     for each in reversed(done.several):
         if not done.checkpoint and each.option != "--fewshot-as-multiturn" and len(each.words) > each.least:
@@ -244,25 +244,25 @@ def _rendered(several: _Several) -> list[str]:
 
 
 def pairs(words: Sequence[str], option: str = "--model-args") -> dict[str, Any]:
-    """KEY=VALUE words, or a JSON object, as lm_eval reads them."""
+    """Parse KEY=VALUE words, or a JSON object, like lm_eval."""
     found: dict[str, Any] = {}
     for word in words:
         if word.lstrip().startswith("{"):
             try:
                 found |= dict(json.loads(word))
             except ValueError as error:
-                raise OperatorError(f"{option}: {word!r} is no JSON object ({error})") from error
+                raise OperatorError(f"{option}: {word!r} is not a JSON object ({error})") from error
             continue
         for part in _split(word):
             key, equals, value = part.partition("=")
             if not equals:
-                raise OperatorError(f"{option}: {part!r} should be KEY=VALUE")
+                raise OperatorError(f"{option}: {part!r} is not KEY=VALUE")
             found[key] = value if key in TEXTS else _value(value)
     return found
 
 
 def _split(text: str) -> list[str]:
-    """Parts between commas that stand outside brackets and quotes."""
+    """Split at commas outside of brackets and quotes."""
     parts, depth, quote = [""], 0, ""
     for char in text:
         if quote:
@@ -295,7 +295,7 @@ def _value(text: str) -> Any:
 
 
 def seed_of(text: str | None) -> int | None:
-    """The one seed of `--seed`: a number, or lm_eval's list of four alike; None: lm_eval's own defaults."""
+    """Return the seed of `--seed`: a number, or lm_eval's list of four equal ones; None: lm_eval's own defaults."""
     if text is None or text.replace(" ", "") == "0,1234,1234,1234":
         return None
     listed = text.replace(" ", "").split(",")
@@ -306,14 +306,14 @@ def seed_of(text: str | None) -> int | None:
 
 
 def flag_of(text: str | None) -> bool | str | None:
-    """The value of an option that may have one: true, false, or a text such as a template's name."""
+    """Return the value of an option with an optional value: true, false, or a text such as a template's name."""
     return None if text is None else {"true": True, "false": False}.get(text.lower(), text)
 
 
 def trial_settings(
     model: str | None, model_args: Sequence[str] | None, device: str | None
 ) -> tuple[str | None, Mapping[str, object]]:
-    """The checkpoint that `pretrained=` names, and the settings of [trial] that the options replace."""
+    """Return the checkpoint that `pretrained=` names, and the settings of [trial] that the options replace."""
     settings: dict[str, object] = {}
     if model is not None:
         if model not in ENGINES:
@@ -323,7 +323,7 @@ def trial_settings(
     if device is not None:
         if ":" in device:
             raise OperatorError(
-                f"--device {device}: each trial has GPUs of its own: say --device cuda, or nothing"
+                f"--device {device}: each trial has its own GPUs: use --device cuda, or omit it"
             )
         settings["trial.device"] = device
     arguments = pairs(model_args or ())
@@ -343,7 +343,7 @@ def trial_settings(
 
 
 def _at_revision(checkpoint: str, revision: str) -> str:
-    """The id of a revision of a Hub model. OperatorError for a folder, whose files the revision would not select."""
+    """Return the id of a revision of a Hub model. Raise OperatorError for a folder, where revisions do not apply."""
     from coordinator.intake.hub import HUB_ID
 
     text = f"{checkpoint}@{revision}"
@@ -356,7 +356,7 @@ def _at_revision(checkpoint: str, revision: str) -> str:
 
 
 def the_checkpoint(typed: str | None, pretrained: str | None) -> str:
-    """The one checkpoint that a command line names. OperatorError where it names none, or two."""
+    """Return the checkpoint that a command line names. Raise OperatorError if it names none, or two."""
     if typed is not None and pretrained not in (None, typed):
         raise OperatorError(f"two checkpoints are named: {typed}, and {pretrained} by --model-args: give one")
     named = typed or pretrained

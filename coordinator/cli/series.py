@@ -1,4 +1,4 @@
-"""`evalspan report | export | serve`: scores and costs of one evaluation, or of all checkpoints of a training; their pages."""
+"""`evalspan report | export | serve`: scores and costs of an evaluation or a whole training; their pages."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from coordinator.report.scores import Evaluation, Head
     from coordinator.report.training import Training
 
-FILES = ("csv", "json")  # formats of `export` that are one file
-# parts of lm-eval's results that `report --json` gives beside the scores
+FILES = ("csv", "json")  # single-file formats of `export`
+# parts of lm-eval's results that `report --json` adds to the scores
 OF_SCORES = ("groups", "versions", "n-shot", "higher_is_better", "n-samples", "dense")
 
 
@@ -46,27 +46,27 @@ class _Scores(Where):
 
     evaluation: str | None = argument(EVALUATION, None)
     series: str | None = option(
-        "All checkpoints in this folder, or that this glob of folders matches.", "--series"
+        "All checkpoints in this folder, or matching this glob of folders.", "--series"
     )
-    suite: str | None = option("With --series: of this suite only.", "--suite", "-s")
+    suite: str | None = option("With --series: this suite only.", "--suite", "-s")
     mixed: bool = flag("With --series: evaluations in exact and fast mode together.", "--mixed")
-    gpu_hour_price: float | None = option("Cost of a GPU hour, any currency.", "--gpu-hour-price", min=0)
+    gpu_hour_price: float | None = option("Price of a GPU hour, in any currency.", "--gpu-hour-price", min=0)
 
     def priced(self) -> Config:
         return self.there({"gpu_hour_price": self.gpu_hour_price})
 
     def check_one(self) -> None:
         if (self.evaluation is None) == (self.series is None):
-            raise OperatorError("name an evaluation, or say --series FOLDER")
+            raise OperatorError("name an evaluation, or pass --series FOLDER")
 
     def heads(self, settings: Config) -> list[Head]:
-        """The evaluations of the series."""
+        """Return the evaluations of the series."""
         from coordinator.report.load_series import find_heads
 
         return find_heads(settings.work_dir, self.series or "", self.suite, mixed=self.mixed)
 
     def made(self, settings: Config, *, scores: bool, dense: bool) -> tuple[Series, list[Training]]:
-        """The series of all that was asked for, and how each training stands. `scores`: are those of the points needed?"""
+        """Return the requested series, and the state of each training. `scores`: the points' scores are needed."""
         from coordinator.report import trainings
         from coordinator.report.load_series import documents, is_folder, read_document
         from coordinator.runtime.summaries import find_folder
@@ -91,7 +91,7 @@ class _Scores(Where):
 class Report(_Scores, Printed):
     """Print an evaluation's makespan and scores; with --series, learning curves over checkpoints.
 
-    A series says since when a score is worse. Examples:
+    A series shows since when a score is worse. Examples:
 
     evalspan report step-1000-core-1a2b3c4d
 
@@ -102,7 +102,7 @@ class Report(_Scores, Printed):
     evalspan report step-1000-core-1a2b3c4d --html report.html
     """
 
-    dense: bool = flag("Also dense signals: gold bits a byte and probability, margin.", "--dense")
+    dense: bool = flag("Include dense signals: gold bits per byte and probability, margin.", "--dense")
     as_csv: bool = flag("Print CSV: a line per checkpoint and score.", "--csv")
     whole: bool = flag("With --series: all checkpoints, and a chart of every score.", "--all")
     signal: bool = flag("With --series: signal and noise of each task, and what it takes.", "--signal")
@@ -131,9 +131,9 @@ class Report(_Scores, Printed):
         from coordinator.page import read
 
         if self.as_csv or self.as_json:
-            raise OperatorError("say --html or --trace without --csv and --json")
+            raise OperatorError("--html and --trace cannot be combined with --csv or --json")
         if self.series is not None and self.trace is not None:
-            raise OperatorError("--trace is of one evaluation: name it, without --series")
+            raise OperatorError("--trace is for a single evaluation: name it, and omit --series")
         name = self.evaluation or ""
         if self.html is not None:
             one = self.series is None
@@ -215,8 +215,8 @@ class Export(_Scores):
     to: Literal["tensorboard", "wandb", "mlflow", "csv", "json", "parquet", "lm-eval"] | None = option(
         "What to write."
     )
-    out: Path | None = option("Folder to write to; of csv and json a file, or else stdout.", "--out", "-o")
-    left: bool = flag("What the trackers of the settings do not have yet.", "--left")
+    out: Path | None = option("Folder to write to; for csv and json a file (default: stdout).", "--out", "-o")
+    left: bool = flag("Export what the trackers of the settings lack.", "--left")
     name: str | None = option("The tracker's run (default: the checkpoints' folder).", "--run")
     project: str = option("W&B project, MLflow experiment.", default="evalspan")
 
@@ -228,10 +228,12 @@ class Export(_Scores):
             _export_left(settings)
             return
         if self.to is None or (self.out is None and self.to not in FILES):
-            raise OperatorError(f"say --to and --out FOLDER, or --left ({' and '.join(FILES)} need no --out)")
+            raise OperatorError(
+                f"pass --to and --out FOLDER, or --left ({' and '.join(FILES)} need no --out)"
+            )
         self.check_one()
         if self.to == "wandb" and self.evaluation is not None:
-            # W&B syncs only the last of several offline runs of one id: write the whole training
+            # W&B syncs only the last of several offline runs of one id, so the whole training is written
             record, _ = find_record(settings, self.evaluation)
             self.series, self.suite = str(Path(record.checkpoint.announced).parent), record.suite.name
         found, _ = self.made(settings, scores=True, dense=True)
@@ -250,7 +252,7 @@ class Export(_Scores):
             typer.echo(f"{running} still running: export again when they have ended", err=True)
 
     def _write(self, to: str, settings: Config, found: Series, done: list[Evaluation]) -> list[Path]:
-        """Files and folders written below `out`, or the file `out`; none where it is None: standard output."""
+        """Return files and folders written below `out`, or the file `out`; none for standard output."""
         from coordinator.report.learning_curves import to_csv, to_json
         from coordinator.trackers import TRACKERS, export_points, lm_eval_files, parquet_file
 
@@ -278,7 +280,7 @@ class Export(_Scores):
             return export_points(TRACKERS[to], done, out, run=self.name, project=self.project)
         except OperatorError:
             if new:
-                with suppress(OSError):  # not empty: it holds what was written before
+                with suppress(OSError):  # not empty: it contains earlier output
                     out.rmdir()
             raise
 
@@ -287,12 +289,12 @@ def _export_left(settings: Config) -> None:
     from coordinator.trackers import live
 
     if not live.targets_of(settings):
-        raise OperatorError("the settings name no tracker: set one in [trackers] of evalspan.toml")
+        raise OperatorError("no tracker is configured: set one in [trackers] of evalspan.toml")
     if errors := live.export_left(settings):
         raise EvalspanError("; ".join(errors))
 
 
-# --- pages as files, and their server --------------------------------------------------------------------------------
+# --- pages as files, and their server ---------------------------------------------------------------------------------
 
 
 def write_page(file: Path, contents: Contents) -> None:
@@ -346,10 +348,10 @@ class Serve(Where):
                 f"`evalspan serve` needs {error.name}: pip install 'evalspan[web]'"
             ) from error
 
-        # makes and tries no folder
+        # creates and checks no folder
         settings = loading.load(self.config, os.environ, {"work_dir": self.work_dir})
         if self.unix is not None and self.port:
-            raise OperatorError("--port and --unix: a socket of this user has no port; give one of them")
+            raise OperatorError("--port and --unix cannot be combined: a Unix socket has no port")
         if not settings.work_dir.is_dir():
-            raise OperatorError(f"there is no work folder {settings.work_dir}: give --work-dir")
+            raise OperatorError(f"the work folder {settings.work_dir} does not exist: pass --work-dir")
         server.run(settings, port=self.port, unix=self.unix, say=say)

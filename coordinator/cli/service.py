@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FOLLOW_SECONDS = 0.5  # between two looks at the logs
-OF_DAEMON = option("Refused: the daemon's settings say it.", hidden=True)  # `api.submit` says why
+OF_DAEMON = option("Refused: set in the daemon's settings.", hidden=True)  # `api.submit` tells why
 
 
 @command()
@@ -58,8 +58,8 @@ class Daemon(Where):
     evalspan daemon --until-idle --work-dir /shared/evalspan-work
     """
 
-    until_idle: bool = flag("End once nothing is left to do, e.g. in a batch job.")
-    wait: bool = flag("Wait also for a daemon that holds the work folder, as for any other command.")
+    until_idle: bool = flag("Exit once nothing is left to do, e.g. in a batch job.")
+    wait: bool = flag("Also wait for another daemon to release the work folder, not only for other commands.")
 
     def run(self) -> None:
         from contextlib import ExitStack, closing
@@ -143,12 +143,12 @@ def _check_watch(settings: Config, config: Path | None) -> None:
         judge_for(settings, suite)
     if watch.suite is None and watch.folders:
         raise OperatorError(
-            "[watch] folders are set without [watch] suite: name the suite for what appears there"
+            "[watch] folders are set without [watch] suite: set the suite for checkpoints found there"
         )
 
 
 def _log_to(screen: Console) -> None:
-    """On a terminal the log goes above the live screen; elsewhere, lines with their time."""
+    """Send the log above the live screen on a terminal, otherwise to lines with their time."""
     from rich.highlighter import NullHighlighter
     from rich.logging import RichHandler
 
@@ -161,7 +161,7 @@ def _log_to(screen: Console) -> None:
 
 @command(cls=LmEvalCommand)
 class Submit(Chosen):
-    """Submit a checkpoint to the daemon of this work folder. Submitting it twice is one evaluation.
+    """Submit a checkpoint to the daemon of this work folder. Submitting it again creates no second evaluation.
 
     A second submission may raise the priority; it resumes a cancelled or stale evaluation. Examples:
 
@@ -204,9 +204,9 @@ class Submit(Chosen):
 
 @command()
 class Status(Printed):
-    """Show what runs, what waits and why, the last scores, what failed, and whether a daemon runs.
+    """Show running, waiting and failed evaluations, the latest scores, and the daemon.
 
-    What runs or waits comes first, then the newest. The time is that so far, or the makespan.
+    Open evaluations come first, then the newest. The time is the elapsed time, or the makespan.
 
     Examples:
 
@@ -217,11 +217,11 @@ class Status(Printed):
     evalspan status step-1000-core-1a2b3c4d --json
     """
 
-    evaluation: str | None = argument("Only this one, with failures that were mended.", None)
-    only_open: bool = flag("Only what runs or waits.", "--open")
-    only_failed: bool = flag("Only what has a failed task or cannot go on.", "--failed")
-    last: int | None = option("At most so many rows; default: 20, with --json all.", min=1)
-    disk: bool = flag("In place of that: space and files by kind and by evaluation.", "--disk")
+    evaluation: str | None = argument("Only this one, including failures since overcome.", None)
+    only_open: bool = flag("Only evaluations that run or wait.", "--open")
+    only_failed: bool = flag("Only evaluations with a failed task or that cannot continue.", "--failed")
+    last: int | None = option("Maximum number of rows; default: 20, with --json all.", min=1)
+    disk: bool = flag("Show space and files by kind and by evaluation instead.", "--disk")
 
     def run(self) -> None:
         from coordinator.cli.screen.board import board
@@ -269,7 +269,7 @@ class Status(Printed):
 
 @command()
 class Watch(Where):
-    """Show a live screen: what runs and waits, the last scores, the daemon.
+    """Show a live screen: running and waiting evaluations, the latest scores, the daemon.
 
     Ctrl-C leaves it, the evaluations go on. In a pipe it prints a line per change, and ends when
     nothing runs. Example:
@@ -293,7 +293,7 @@ class Watch(Where):
 class Logs(Where):
     """Print the log of a job, a trial, or a shard's trial; without a name, every log's last line.
 
-    With -f it goes on until the evaluation has ended, or Ctrl-C. Examples:
+    With -f it continues until the evaluation has ended, or Ctrl-C. Examples:
 
     evalspan logs step-1000-core-1a2b3c4d
 
@@ -304,8 +304,8 @@ class Logs(Where):
 
     evaluation: str = argument(EVALUATION)
     what: str | None = argument("A job, trial or shard, or part of its name.", None)
-    lines: int = option("Last lines of each.", "-n", min=1, default=40)
-    follow: bool = flag("Print also what is written from now on.", "--follow", "-f")
+    lines: int = option("Number of lines from each log's end.", "-n", min=1, default=40)
+    follow: bool = flag("Keep printing new lines.", "--follow", "-f")
 
     def run(self) -> None:
         from coordinator.base.signals import Signals
@@ -316,7 +316,7 @@ class Logs(Where):
         chosen = _logs_of(state, paths, self.what)
         if not chosen and self.what is None and state.ended_at is not None:
             raise OperatorError(
-                f"{state.evaluation_id} has no logs any more: `evalspan prune` removes those of old evaluations"
+                f"{state.evaluation_id} no longer has logs: `evalspan prune` removes those of old evaluations"
             )
         if not chosen:
             raise OperatorError(
@@ -332,10 +332,10 @@ class Logs(Where):
                 self._print(_logs_of(state, paths, self.what), shown)
 
     def _print(self, logs: Iterable[Path], shown: dict[Path, int]) -> None:
-        """Print the last lines of each log, later what is new. `shown`: log -> bytes printed, the latest log last."""
+        """Print the last lines of each log, later only new ones. `shown`: log -> bytes printed, the latest log last."""
         for file in logs:
             text = read_bytes(file)[shown.get(file, 0) :]
-            if self.follow:  # whole lines
+            if self.follow:  # only complete lines
                 text = text[: text.rfind(b"\n") + 1]
             said = json.loads(text)["detail"] if file.suffix == ".json" else text.decode(errors="replace")
             lines = said.splitlines()
@@ -349,7 +349,7 @@ class Logs(Where):
 
 
 def _logs_of(state: State, paths: EvaluationPaths, what: str | None) -> list[Path]:
-    """Log files that `what` names: (part of) a job's or trial's name, or a shard of the trial; else its outcome's file."""
+    """Return logs that `what` names: (part of) a job's or trial's name, or a shard; otherwise its outcome's file."""
     from pathlib import Path
 
     files = files_in(paths.logs, "*.log")

@@ -1,4 +1,4 @@
-"""The options of `eval`, `submit`, `prepare` and `validate` that name a suite and change its settings, declared once."""
+"""Options of `eval`, `submit`, `prepare` and `validate` that select a suite and override its settings, declared once."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from coordinator.cli.app import Printed, option
 from coordinator.errors import OperatorError
 
 ONE_OFF = {"rich_help_panel": "What is evaluated"}
-LM_EVAL = {"rich_help_panel": "As in lm_eval run (underscores work, too)"}
+LM_EVAL = {"rich_help_panel": "As in lm_eval run (underscores also work)"}
 
 
 class Chosen(Printed):
-    """A command that takes a suite, or tasks, and other settings than the suite's."""
+    """A command that takes a suite, or tasks, and settings that override the suite's."""
 
     suite: str | None = option(
         "A suite's name, or a suite file (default: \\[watch] suite).", "--suite", "-s", **ONE_OFF
@@ -23,31 +23,31 @@ class Chosen(Printed):
     limit: float | None = option("Documents of each task, or a share below 1.", **ONE_OFF)
     num_fewshot: int | None = option("Examples in each prompt.", min=0, **ONE_OFF)
     every: int | None = option("1: ask each task, whatever its `every` in the suite says.", min=1, **ONE_OFF)
-    batch_size: str | None = option('A number or "auto", in place of the suite\'s.', **ONE_OFF)
+    batch_size: str | None = option('Batch size: a number or "auto".', **ONE_OFF)
     mode: str | None = option(
-        "lm-eval's digits, or each shared context computed once.", metavar="exact|fast", **ONE_OFF
+        "lm-eval's exact digits, or each shared context computed once.", metavar="exact|fast", **ONE_OFF
     )
-    token_budget: str | None = option('With mode fast: tokens of a forward pass, or "auto".', **ONE_OFF)
+    token_budget: str | None = option('With mode fast: tokens per forward pass, or "auto".', **ONE_OFF)
     gen_kwargs: list[str] | None = option(
         "Generation settings of each task.", metavar="KEY=VALUE,…", **LM_EVAL
     )
     include_path: list[str] | None = option("Folder of task YAMLs.", **LM_EVAL)
     apply_chat_template: str | None = option(
-        "Render prompts by the tokenizer's chat template.", metavar="[NAME]", **LM_EVAL
+        "Render prompts with the tokenizer's chat template.", metavar="[NAME]", **LM_EVAL
     )
     system_instruction: str | None = option("System message of each prompt.", **LM_EVAL)
     fewshot_as_multiturn: str | None = option(
         "Few-shot examples as turns of the conversation.", metavar="[true|false]", **LM_EVAL
     )
-    seed: str | None = option("One seed for all generators.", **LM_EVAL)
+    seed: str | None = option("Seed of all generators.", **LM_EVAL)
 
     @cached_property
     def chosen(self) -> dict[str, Any]:
-        """What was typed, as arguments of `coordinator.api`. OperatorError."""
+        """Return the typed options as arguments of `coordinator.api`. Raise OperatorError."""
         from coordinator.intake.suites import SuiteSettings, chosen
 
         if self.mode not in (None, "exact", "fast"):
-            raise OperatorError(f"--mode is exact or fast, not {self.mode!r}")
+            raise OperatorError(f"--mode must be exact or fast, not {self.mode!r}")
         multiturn = self.fewshot_as_multiturn
         read: Any = {key: getattr(self, key) for key in SuiteSettings.__annotations__} | {
             "gen_kwargs": lm_eval_flags.pairs(self.gen_kwargs or (), "--gen-kwargs") or None,

@@ -37,13 +37,15 @@ if TYPE_CHECKING:
     from coordinator.config.schema import Config
     from evaljobs.contract.specs import SuiteSpec
 
-priors = typer.Typer(no_args_is_help=True, help="Predicted run times of tasks, and what they rest on.")
+priors = typer.Typer(
+    no_args_is_help=True, help="Predicted run times of tasks, and the observations behind them."
+)
 app.add_typer(priors, name="priors")
 
 
 @command()
 class Plan(Printed):
-    """Predict a suite's or an instance's makespan: lanes, lower bound, and more or fewer nodes.
+    """Predict the makespan of a suite or an instance: lanes, lower bound, and other numbers of nodes.
 
     With --detect: how many documents of each task show such a change. Examples:
 
@@ -58,11 +60,11 @@ class Plan(Printed):
     suite: str | None = option("Or: a suite's name or file.", "--suite", "-s")
     nodes: int = option("Nodes.", min=1, default=1)
     gpus_per_node: int = option("GPUs of a node.", min=1, default=8)
-    cpu_slots: int = option("CPU slots for metrics, per node.", min=1, default=16)
+    cpu_slots: int = option("CPU slots per node for metrics.", min=1, default=16)
     model_size: str = option('Parameters, e.g. "7b".', default="7b")
     hardware: str = option('GPU type, or "cpu".', default="a100")
-    tokenizer: str | None = option("Checkpoint, or its Hub id, whose request sets are prepared.")
-    save_instance: Path | None = option("With --suite: write its instance here, for --instance.")
+    tokenizer: str | None = option("Checkpoint, or its Hub id, with prepared request sets.")
+    save_instance: Path | None = option("With --suite: write its instance to this file, for --instance.")
     detect: float | None = option("Change of a score: how many documents show it, and what today's show.")
     power: float = option("With --detect: probability of seeing the change.", default=POWER)
 
@@ -123,7 +125,7 @@ class Plan(Printed):
             print_parts(stdout(), *show_detection(found))
 
     def _of_file(self, file: Path) -> str:
-        """OperatorError where an option that describes a suite's run was typed."""
+        """Read an instance file. Raise OperatorError if an option that describes a suite's run was given."""
         known = {"instance", "as_json", "config", "work_dir", "detect", "power"}
         if typed := [f"--{name.replace('_', '-')}" for name in self.given if name not in known]:
             raise OperatorError(f"{', '.join(typed)}: for --suite; an --instance file has its own values")
@@ -133,7 +135,7 @@ class Plan(Printed):
             raise OperatorError(f"{file}: {error.strerror}") from error
 
     def _of_suite(self) -> str:
-        """The suite's instance, which is saved where so asked."""
+        """Return the suite's instance, saved if requested."""
         from coordinator.intake.from_settings import settled
         from coordinator.planning import instance
         from priors.table import read
@@ -173,7 +175,7 @@ class Plan(Printed):
 
 
 def _sets_at_hand(settings: Config, suite: SuiteSpec, tokenizer: str) -> dict[str, dict[str, Any]]:
-    """Request sets of the suite that are prepared for this tokenizer: entry -> {leaf task: what it holds}."""
+    """Return request sets of the suite that are prepared for this tokenizer: entry -> {leaf task: its set}."""
     from coordinator.intake import from_settings, hub, request_sets
     from coordinator.intake.checkpoint import inspect
     from coordinator.planning import instance
@@ -199,7 +201,7 @@ class _Priors(Where):
 
 @command(group=priors)
 class Show(_Priors):
-    """Print observed run times, task by task, and what the next plan makes of them.
+    """Print observed run times by task, and the next plan's predictions.
 
     Example:
 
@@ -246,7 +248,7 @@ class Export(_Priors):
 
 @command()
 class Compare(Printed):
-    """Print scores of several evaluations side by side, and how each stands to the first: better, worse, no evidence.
+    """Print scores of several evaluations side by side, and compare each with the first: better, worse, no evidence.
 
     Example:
 
@@ -254,8 +256,8 @@ class Compare(Printed):
     """
 
     evaluations: list[str] = argument("Two or more evaluation ids; the first is the baseline.")
-    mixed: bool = flag("Also compare scores that were computed in another mode.")
-    dense: bool = flag("Also compare dense signals: gold bits a byte and probability, margin.", "--dense")
+    mixed: bool = flag("Also compare scores computed in different modes.")
+    dense: bool = flag("Also compare dense signals: gold bits per byte and probability, margin.", "--dense")
     html: Path | None = HTML
 
     def run(self) -> None:
@@ -286,7 +288,7 @@ class Compare(Printed):
 
 @command()
 class Gate(Printed):
-    """Hold a checkpoint against a baseline by the rules of a policy file; a line for each rule and score.
+    """Check a checkpoint against a baseline by the rules of a policy file; prints a line per rule and score.
 
     Example:
 
@@ -296,9 +298,9 @@ class Gate(Printed):
     evaluation: str = argument("Evaluation id.")
     policy: Path = option("TOML file of rules.", "--policy", default=REQUIRED)
     baseline: str | None = option(
-        '"previous" or "best" checkpoint, or an evaluation id; default: what the policy says.', "--baseline"
+        '"previous" or "best" checkpoint, or an evaluation id; default: the policy\'s.', "--baseline"
     )
-    mixed: bool = flag("Also compare scores that were computed in another mode.")
+    mixed: bool = flag("Also compare scores computed in different modes.")
 
     def run(self) -> None:
         from coordinator.monitor.gate import gate, read_policy
@@ -332,7 +334,7 @@ class Diff(Printed):
     second: str = argument("Evaluation id of the later one.")
     task: str = option("Leaf task.", "--task", default=REQUIRED)
     flips: bool = flag("Only those whose metrics changed.", "--flips")
-    csv: bool = flag("Print a line of CSV for each document.", "--csv")
+    csv: bool = flag("Print a CSV line per document.", "--csv")
 
     def run(self) -> None:
         from coordinator.report.columns import sample_file
@@ -370,7 +372,7 @@ class Diff(Printed):
                 margins = (row["margin_before"], row["margin_after"])
                 sheet.add(
                     str(row["doc_id"]) + ("" if row["filter"] == "none" else f" {row['filter']}"),
-                    _brief(row["question"].rpartition("\n\n")[2]),  # the shots stand before it
+                    _brief(row["question"].rpartition("\n\n")[2]),  # the few-shot examples precede it
                     *(_brief(row[name]) for name in ("right", "before", "after")),
                     "-" if None in margins else f"{margins[0]:+.2f} -> {margins[1]:+.2f}",
                     ", ".join(
@@ -390,14 +392,14 @@ def _brief(text: str) -> str:
 
 @command()
 class Clean(Printed):
-    """Remove weights that nothing uses from this node's memory; only files that evalspan wrote.
+    """Remove unused weights from this node's memory; only files written by evalspan.
 
     Example:
 
     evalspan clean
     """
 
-    everything: bool = flag("Also copies that are in use.", "--all")
+    everything: bool = flag("Also remove copies that are in use.", "--all")
 
     def run(self) -> None:
         from coordinator.intake.from_settings import site_of
@@ -417,7 +419,7 @@ class Clean(Printed):
             said = f"removed {count} checkpoint{'' if count == 1 else 's'}, {size(one['freed_bytes'])}"
             say(f"{one['root']}: {said}")
             for name in one["kept"]:
-                say(f"  kept {name}: a precursor holds it or a trial reads it (--all removes it, too)")
+                say(f"  kept {name}: a precursor holds it or a trial reads it (--all removes it as well)")
             for problem in one["problems"]:
                 say(f"  left alone: {problem}", "yellow")
         if done.returncode != 0:
@@ -426,9 +428,9 @@ class Clean(Printed):
 
 @command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 class Worker(Where):
-    """Run a metric worker, beside those that the coordinator starts, and end with its exit code.
+    """Run a metric worker in addition to those that the coordinator starts, and exit with its exit code.
 
-    Further arguments are passed on.
+    Additional arguments are passed on.
 
     Example:
 

@@ -19,39 +19,39 @@ COORDINATOR_ENDED = "COORDINATOR_ENDED"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A job to submit. `name` is deterministic and unique per attempt; by it a lost job is found again.
+    """A job to submit. `name` is deterministic and unique per attempt, so that a lost job can be looked up.
 
     A job with `count > 1` is one array: member i runs the same argv with EVALSPAN_INDEX=i.
     """
 
-    name: str  # unique for each attempt
-    argv: tuple[str, ...]  # what it runs
-    log: str  # path; "%i" stands for the member's index
+    name: str  # unique per attempt
+    argv: tuple[str, ...]
+    log: str  # path; "%i" is replaced by the member's index
     count: int = 1  # members; more than 1: an array
-    node: str | None = None  # the only node it may run on
-    exclude: tuple[str, ...] = ()  # nodes that a job without `node` may not run on
+    node: str | None = None  # only this node
+    exclude: tuple[str, ...] = ()  # nodes to avoid, for jobs without `node`
     gpus: int = 0  # per member
     cpus: int = 1  # per member
     memory_mb: int = 1024  # per member
     time_limit_seconds: int = 3600  # of each member
     comment: str = ""  # for Slurm's --comment
-    env: Mapping[str, str] = field(default_factory=dict)  # variables that it gets
-    secrets: tuple[str, ...] = ()  # names of the coordinator's secret variables that this job gets
-    best_effort: bool = False  # to partitions that may preempt it at any time
-    purpose: Purpose = "trial"  # what kind of job
-    gpu_type: str = ""  # of its GPUs, in Slurm's word; known when it is submitted
+    env: Mapping[str, str] = field(default_factory=dict)  # additional variables
+    secrets: tuple[str, ...] = ()  # names of the coordinator's secret variables passed to this job
+    best_effort: bool = False  # use partitions that may preempt it at any time
+    purpose: Purpose = "trial"
+    gpu_type: str = ""  # Slurm's name of its GPUs; known at submission
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodesJob(Job):
-    """A job on several nodes of Slurm: srun starts argv `tasks` times on each. No evaluation has one, so no journal."""
+    """A job on several nodes of Slurm: srun starts argv `tasks` times on each. Never part of an evaluation or a journal."""
 
     nodes: tuple[str, ...]
     tasks: int = 1
 
 
 def nodes_of(job: Job) -> tuple[str, ...]:
-    """The nodes that a job names; none: it may run on any."""
+    """Return the nodes that a job names; empty if it may run on any."""
     if isinstance(job, NodesJob):
         return job.nodes
     return () if job.node is None else (job.node,)
@@ -59,13 +59,13 @@ def nodes_of(job: Job) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
-    """What the cluster lists of one member of a submitted job. An unlisted state is "unknown"."""
+    """One member of a submitted job as listed by the cluster. An unlisted state is "unknown"."""
 
-    job_id: str  # as `cancel` takes it; of the array where the job is one
+    job_id: str  # as accepted by `cancel`; for arrays, that of the array
     name: str
-    index: int  # 0 where the job is no array
+    index: int  # 0 outside of arrays
     phase: JobPhase
-    state: str  # in the cluster's own words
+    state: str  # as the cluster reports it
     node: str | None = None
     reason: str = ""
     submitted_at: float | None = None  # unix seconds
@@ -74,10 +74,10 @@ class JobState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeState:
-    """What the cluster lists of one node that this user may use."""
+    """One node that this user may use, as listed by the cluster."""
 
     name: str
-    usable: bool  # up, neither drained nor reserved to others
+    usable: bool  # up, neither drained nor reserved for others
     state: str
     gpus: int
     gpus_free: int
@@ -85,26 +85,25 @@ class NodeState:
     cpus_free: int
     memory_mb: int
     memory_free_mb: int
-    gpu_type: str = ""  # as the cluster names it; "": it names none
+    gpu_type: str = ""  # as the cluster names it; "": unknown
     features: tuple[str, ...] = ()
     partitions: tuple[str, ...] = ()
-    best_effort: bool = False  # open only to jobs that may be preempted
-    counts_memory: bool = True  # the cluster refuses a job whose memory does not fit
-    reason: str = ""  # an admin's words why it is down or drained; or the setting that excludes it
+    best_effort: bool = False  # only open to jobs that may be preempted
+    counts_memory: bool = True  # the cluster refuses jobs whose memory does not fit
+    reason: str = ""  # an admin's reason why it is down or drained; or the setting that excludes it
     excluded: str = ""  # the setting that excludes it
 
 
 class ClusterError(Exception):
-    """A call to the cluster failed. It may have had effect: a job is looked up by its name before it is submitted again."""
+    """A failed call to the cluster. It may have taken effect: a job is looked up by name before it is submitted again."""
 
-    stderr: str | None = None  # of the command that failed; None: it printed none
+    stderr: str | None = None  # of the failed command; None: unknown
 
 
 class RefusedError(ClusterError):
-    """The cluster refused for good, in its own words: partition, account, QOS. The operator must act.
+    """A permanent refusal in the cluster's words: partition, account, QOS. The operator must act.
 
-    `of_node`: the reason may be the node that the job names alone (its memory, its GPUs, its
-    absence).
+    `of_node`: the cause may be the node that the job names (its memory, its GPUs, its absence).
     """
 
     def __init__(self, message: str, *, of_node: bool = False) -> None:
@@ -113,28 +112,28 @@ class RefusedError(ClusterError):
 
 
 class LimitError(ClusterError):
-    """A limit on this user's jobs is reached: the job was not submitted; a later attempt may succeed."""
+    """A limit on this user's jobs was reached: the job was not submitted; a later attempt may succeed."""
 
 
 class Cluster(Protocol):
-    """Five methods. All raise ClusterError; a failed listing says nothing, so no job counts as gone."""
+    """Interface to a cluster. All methods raise ClusterError; a failed listing means nothing, so no job counts as gone."""
 
     def submit(self, job: Job) -> str:
-        """Submit `job`; its id. RefusedError: for good. LimitError: a later try may succeed."""
+        """Submit `job` and return its id. Raise RefusedError if retrying is useless, LimitError if it may succeed later."""
         ...
 
     def jobs(self) -> list[JobState]:
-        """All jobs of this work folder's evaluations that the cluster still lists, in one query."""
+        """List all of this work folder's jobs that the cluster knows, in one query."""
         ...
 
     def nodes(self) -> list[NodeState]:
-        """All nodes that this user may use, in one query."""
+        """List all nodes that this user may use, in one query."""
         ...
 
     def cancel(self, job_ids: Sequence[str]) -> None:
-        """End these jobs (or members, "id_index"); ignores ids that are gone."""
+        """Cancel these jobs (or members, "id_index"); ignore ids that are gone."""
         ...
 
     def check(self, job: Job) -> None:
-        """Check, without submitting, that the job would be accepted; else RefusedError."""
+        """Check without submitting that the job would be accepted. Raise RefusedError otherwise."""
         ...

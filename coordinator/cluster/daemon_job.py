@@ -1,8 +1,8 @@
-"""The coordinator's own job: what it asks for, and the one line that submits it. Pure.
+"""The coordinator's own job: its requests, and the line that submits it. Pure.
 
-Rule: `init`, `status`, `watch` and the doctor take the job from here. Its sbatch script repeats the size for those who type
-the line by hand. One daemon a folder: the job's name is the folder's, and Slurm runs one job of a name (singleton). Of what
-`init` finds about a site, a setting is written only where the default would not do.
+Rule: `init`, `status`, `watch` and the doctor take the job from here. Its sbatch script repeats the requests for those who
+type the line by hand. There is one daemon per folder: the job is named after the folder, and Slurm runs one job of a name
+(singleton). Of what `init` finds about a site, only settings that differ from the defaults are written.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from coordinator.cluster import Job, NodeState
 from coordinator.cluster.sbatch_text import SlurmOptions
 from coordinator.config.schema import SlurmConfig, TrialConfig
 
-DAEMON_SECONDS = 86_400  # time limit where partition, account and QOS allow it
-DAEMON = "evalspan-daemon"  # begins the job's name; the script is DAEMON.sbatch
+DAEMON_SECONDS = 86_400  # time limit if partition, account and QOS allow it
+DAEMON = "evalspan-daemon"  # prefix of the job's name; the script is DAEMON.sbatch
 MEMORY_MB = 1024
 
 
 def own_options(options: SlurmOptions) -> SlurmOptions:
-    """Options of the coordinator's own job: no role of jobs that it submits is its."""
+    """Return the options of the coordinator's own job, to which no role applies."""
     settings = options.settings.model_copy(update={"slurm": SlurmConfig()})
     return replace(options, settings=settings)
 
 
 def daemon_job(options: SlurmOptions) -> Job:
-    """The job on the CPU partition, before limits. Its name ends with the digest of the work folder."""
+    """Return the job on the CPU partition, before limits. Its name ends with the digest of the work folder."""
     name = f"{DAEMON}-{options.token.rpartition(':')[2]}"
     return Job(
         name=name,
@@ -46,7 +46,7 @@ def daemon_job(options: SlurmOptions) -> Job:
 
 
 def sbatch_line(job: Job, options: SlurmOptions, script: Path, rest: str = "", *, named: bool = True) -> str:
-    """What a person types. `rest`: words behind the script, with a space before them. `named`: as the folder's daemon."""
+    """Return the command to type. `rest`: words after the script, with a leading space. `named`: as the folder's daemon."""
     own = own_options(options)
     words = ["sbatch"]
     for flag, value in (
@@ -61,14 +61,14 @@ def sbatch_line(job: Job, options: SlurmOptions, script: Path, rest: str = "", *
 
 
 def slurm_time(seconds: int) -> str:
-    """Seconds as Slurm's days-hours:minutes:seconds."""
+    """Format seconds as Slurm's days-hours:minutes:seconds."""
     minutes, rest = divmod(seconds, 60)
     days, minutes = divmod(minutes, 24 * 60)
     clock = f"{minutes // 60:02}:{minutes % 60:02}:{rest:02}"
     return f"{days}-{clock}" if days else clock.removeprefix("0")
 
 
-# --- what `init` writes of a site ------------------------------------------------------------------------------------
+# --- what `init` writes about a site ------------------------------------------------------------------------------------
 
 
 def probe_of(
@@ -77,11 +77,11 @@ def probe_of(
     refusing: Mapping[str, str] = MappingProxyType({}),
     max_seconds: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[str, dict[str, tuple[Any, str]]]:
-    """The site in a line, and setting ("cluster.partition") -> its value, and a note for the reader.
+    """Summarise the site in a line, and return setting ("cluster.partition") -> its value, and a comment for the reader.
 
-    The partition with most GPUs whose jobs keep them, and one of nodes without GPUs, if any; a time limit within MaxTime.
-    `preemptible`: partitions whose jobs may be preempted. `refusing`: those that take no job of this user, with Slurm's
-    words. Of both, one is chosen where there is no other. `max_seconds`: partition -> MaxTime; no key: no limit.
+    Chooses the non-preemptible partition with most GPUs, and one of nodes without GPUs, if any; a time limit within MaxTime.
+    `preemptible`: partitions whose jobs may be preempted. `refusing`: those that accept no job of this user, with Slurm's
+    message. Both kinds are chosen only if there is no other. `max_seconds`: partition -> MaxTime; no key: no limit.
     """
     gpus: Counter[str] = Counter()
     for node in nodes:
@@ -98,7 +98,7 @@ def probe_of(
         notes |= {name: f", refuses your jobs: {words}" for name, words in refusing.items()}
         best, *others = (f"{name} ({gpus[name]} GPUs{notes.get(name, '')})" for name in with_gpus + without)
         chosen["cluster.partition"] = (with_gpus[0], f"{best}; others: {', '.join(others) or 'none'}")
-        # where every partition refuses, whatever the reason is, it is none of a partition
+        # if every partition refuses, the cause is not the partition
         every = refusing.keys() >= set(gpus)
         if taken := [name for name in without if every or name not in refusing]:
             chosen["cluster.cpu_partition"] = (taken[0], "")

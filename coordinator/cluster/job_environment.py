@@ -1,7 +1,7 @@
-"""Which variables of the coordinator reach Slurm's commands and jobs. Pure. Called by all clusters.
+"""Variables of the coordinator that reach Slurm's commands and jobs. Pure. Called by all clusters.
 
-Rule: a job gets the variables that PASSED or `[cluster] export` names. One whose name says secret is passed only where
-`export` has its full name, or where the job itself names it, as one that asks a judge does.
+Rule: a job gets the variables that PASSED or `[cluster] export` names. A variable whose name suggests a secret is passed only
+if `export` has its full name, or the job names it, as a judging job does.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ PASSED: Mapping[str, str] = {
     "containers": "APPTAINER* SINGULARITY* ENROOT_* PYXIS_*",
     "Slurm and evalspan": "SBATCH_* EVALSPAN_*",
 }
-"""What a variable is for -> names of those that jobs get; `*` stands for any characters."""
+"""Purpose of variables -> names passed to jobs; `*` stands for any characters."""
 _PATTERNS = tuple(pattern for row in PASSED.values() for pattern in row.split())
 
 
 def client_environment(inherited: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """Environment of a Slurm command: without FOREIGN names. `own`: `SlurmOptions.env`."""
+    """Return the environment of a Slurm command, without FOREIGN names. `own`: `SlurmOptions.env`."""
     kept = {
         name: value
         for name, value in inherited.items()
@@ -67,7 +67,7 @@ def submission_environment(
     secrets: Collection[str],
     given: Collection[str],
 ) -> dict[str, str]:
-    """Environment of `sbatch`, all of which is the job's. Arguments as of `client_environment` and `passed_on`."""
+    """Return the environment of `sbatch`, which the job inherits. Arguments as in `client_environment` and `passed_on`."""
     here = client_environment(inherited, own)
     kept = {name: value for name, value in here.items() if name in KEPT_NAMES or name in own}
     kept["SLURM_TIME_FORMAT"] = here["SLURM_TIME_FORMAT"]
@@ -81,9 +81,10 @@ def passed_on(
     secrets: Collection[str] = (),
     given: Collection[str] = (),
 ) -> dict[str, str]:
-    """The variables that a job gets.
+    """Return the variables passed to a job.
 
-    `export`: further names and patterns. `secrets`: names of secrets that do not say so. `given`: secrets of this job.
+    `export`: additional names and patterns. `secrets`: names of secrets that do not look like one. `given`: secrets of this
+    job.
     """
 
     def passes(name: str) -> bool:

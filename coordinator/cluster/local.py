@@ -1,10 +1,9 @@
 """One machine as a cluster: subprocesses on N slots. A slot is a GPU, or a share of the CPU without GPUs.
 
-Rule: jobs end with their coordinator. Each runs below a guardian (local_guardian.py). The guardian
-ends all of its job's processes, by SIGTERM and then SIGKILL, at a cancellation or when the
-coordinator is gone. `jobs.jsonl` keeps submitted names: the next coordinator lists these jobs as
-ended, and starts none before the last guardian is gone. GPU jobs start in the order of submission.
-No call waits: jobs start and end when the coordinator lists them.
+Rule: jobs end with their coordinator. Each runs under a guardian (local_guardian.py), which ends all processes of its job, by
+SIGTERM and then SIGKILL, on cancellation or when the coordinator is gone. `jobs.jsonl` records submitted names: the next
+coordinator lists these jobs as ended, and starts none before the last guardian is gone. GPU jobs start in order of
+submission. No call blocks: jobs start and end when the coordinator lists them.
 """
 
 from __future__ import annotations
@@ -48,17 +47,17 @@ log = logging.getLogger(__name__)
 NODE = "local"
 MIB = 1 << 20
 KILL_SECONDS = 15.0  # between SIGTERM and SIGKILL
-KEEP_SECONDS = 86_400.0  # jobs of an earlier coordinator are listed this long after their submission
-ENDED_SECONDS = 600.0  # that a job is listed after its end; Slurm's MinJobAge is 300
-SIDE_JOBS_A_CPU = 4  # jobs without GPUs mostly wait for one another; the bound is for arrays of hundreds
+KEEP_SECONDS = 86_400.0  # how long jobs of an earlier coordinator are listed after their submission
+ENDED_SECONDS = 600.0  # how long a job is listed after its end; Slurm's MinJobAge is 300
+SIDE_JOBS_A_CPU = 4  # jobs without GPUs mostly wait for one another; this bounds arrays of hundreds
 LEAST_SIDE_JOBS = 16
 
 
 def gpu_names() -> list[str]:
-    """This machine's NVIDIA GPUs as "index, name", by `nvidia-smi`; none where there is no such command.
+    """Return this machine's NVIDIA GPUs as "index, name", from `nvidia-smi`; empty if that is not installed.
 
-    A GPU that is cut into slices (MIG) is listed by those: "MIG-uuid, name". Only those that
-    CUDA_VISIBLE_DEVICES names, where it is set.
+    A GPU partitioned into slices (MIG) is listed by slice: "MIG-uuid, name". If CUDA_VISIBLE_DEVICES is set, only those that
+    it names.
     """
     return list(parse_gpus(_listing(), os.environ.get("CUDA_VISIBLE_DEVICES")))
 
@@ -72,9 +71,9 @@ def _listing() -> str:
 
 
 def parse_gpus(text: str, visible: str | None) -> tuple[str, ...]:
-    """GPUs, or their slices, from `nvidia-smi -L`. `visible`: CUDA_VISIBLE_DEVICES, or None."""
+    """Return GPUs, or their slices, from `nvidia-smi -L`. `visible`: CUDA_VISIBLE_DEVICES, or None."""
     allowed = None if visible is None else {word.strip() for word in visible.split(",")}
-    found: list[tuple[str, str, list[str]]] = []  # of each GPU: its names, what it is called, its slices
+    found: list[tuple[str, str, list[str]]] = []  # per GPU: its identifiers, its model, its slices
     for line in text.splitlines():
         if gpu := re.match(r"GPU (\d+): (.+) \(UUID: (\S+)\)", line):
             whole = allowed is None or bool({gpu[1], gpu[3]} & allowed)
@@ -94,20 +93,20 @@ def parse_gpus(text: str, visible: str | None) -> tuple[str, ...]:
 class _Member:
     """One process of a submitted job. `since`, `ended`: its start and end in monotonic seconds."""
 
-    job: Job | None  # None: an earlier coordinator submitted it
+    job: Job | None  # None: submitted by an earlier coordinator
     shown: JobState
     guardian: subprocess.Popen[bytes] | None = None
     since: float = 0.0
     slots: tuple[int, ...] = ()
-    stop: str = ""  # the state it will end with, once SIGTERM was sent
+    stop: str = ""  # the state that it will end with, once SIGTERM was sent
     ended: float | None = None
 
 
 class LocalCluster:
     """The Cluster protocol on this machine. One coordinator at a time uses `state_dir`.
 
-    `slots`: jobs with one GPU that run at once. `gpus`: as `gpu_names` gives them; [] for CPU
-    slots. `kill_seconds`: between SIGTERM and SIGKILL. `export`: of the settings. `secrets`: as of `SlurmOptions`.
+    `slots`: concurrent jobs with one GPU. `gpus`: as from `gpu_names`; [] for CPU slots. `kill_seconds`: between SIGTERM and
+    SIGKILL. `export`: from the settings. `secrets`: as in `SlurmOptions`.
     """
 
     def __init__(
@@ -130,9 +129,9 @@ class LocalCluster:
         self._folder = state_dir.absolute()
         self._lock = threading.RLock()
         self._last_id = 0
-        self._shortened_at = 0.0  # when jobs.jsonl was, in monotonic seconds
+        self._shortened_at = 0.0  # when jobs.jsonl was last shortened, in monotonic seconds
         self._members: list[_Member] = []
-        self._live: list[_Member] = []  # those that have not ended, in the order of submission
+        self._live: list[_Member] = []  # not ended, in order of submission
         self._alive: int | None = None  # read end of the guardians' pipe, once in charge
         self._alone = False  # no guardian of an earlier coordinator is left
 
@@ -161,7 +160,7 @@ class LocalCluster:
             return [member.shown for member in self._members]
 
     def nodes(self) -> list[NodeState]:
-        """The one node. A command beside the daemon may call this too: it starts and ends no job."""
+        """Return the one node. Commands beside the daemon may call this too, since it starts and ends no job."""
         with self._lock:
             if self._alive is not None:
                 self._advance()
@@ -183,7 +182,7 @@ class LocalCluster:
             ]
 
     def cancel(self, job_ids: Sequence[str]) -> None:
-        """SIGTERM now; the guardian sends SIGKILL after `kill_seconds`."""
+        """Send SIGTERM now; the guardian sends SIGKILL after `kill_seconds`."""
         with self._lock, self._disk():
             self._take_charge()
             for target in job_ids:
@@ -202,7 +201,7 @@ class LocalCluster:
             raise RefusedError(f"the local cluster has one node, {NODE!r}, and none named {job.node!r}")
 
     def close(self) -> None:
-        """End all jobs, as the end of this process would: their guardians do it, within 10 s."""
+        """End all jobs as the end of this process would: their guardians do it, within 10 s."""
         with self._lock:
             if self._alive is not None:
                 for end in (self._alive, self._alive_end):
@@ -221,7 +220,7 @@ class LocalCluster:
         self._alive, self._alive_end = os.pipe()
 
     def _kept_rows(self) -> list[dict[str, Any]]:
-        """Rows of jobs.jsonl that are younger than KEEP_SECONDS; the others, but for the last id, are removed from the file."""
+        """Return rows of jobs.jsonl younger than KEEP_SECONDS; remove the others, except the last id, from the file."""
         file, rows = self._folder / "jobs.jsonl", list[dict[str, Any]]()
         with contextlib.suppress(FileNotFoundError):
             for text in file.read_text().splitlines():
@@ -235,7 +234,7 @@ class LocalCluster:
         return young
 
     def _add(self, row: Mapping[str, Any], job: Job | None = None) -> None:
-        """Take in a job, by its row of jobs.jsonl. `job` None: an earlier coordinator's, which ended with that one."""
+        """Add a job from its row of jobs.jsonl. `job` None: an earlier coordinator's, which ended with it."""
         known = {key: row[key] for key in ("job_id", "name", "submitted_at")}
         phase: JobPhase = "running" if job is None else "pending"
         shown = (JobState(index=i, phase=phase, state=phase.upper(), **known) for i in range(row["count"]))
@@ -246,7 +245,7 @@ class LocalCluster:
         self._live += found
 
     def _earlier_are_gone(self) -> bool:
-        """Has the last guardian of an earlier coordinator ended? Every guardian that lives has a lock on one file."""
+        """Return whether the last guardian of an earlier coordinator has ended. Living guardians hold a lock on one file."""
         if not self._alone:
             with self._lock_file() as file:
                 if not try_lock(file):
@@ -329,14 +328,14 @@ class LocalCluster:
 
     def _environment(self, job: Job, member: _Member, slots: Sequence[int]) -> dict[str, str]:
         own = {INDEX: str(member.shown.index)}
-        if self.gpus:  # a job without a slot must see no GPU
-            own["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # nvidia-smi's order
+        if self.gpus:  # a job without a slot must not see a GPU
+            own["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order of nvidia-smi
             own["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus[s].partition(",")[0] for s in slots)
         passed = passed_on(os.environ, export=self.export, secrets=self.secrets, given=job.secrets)
         return {**passed, **job.env, **own}
 
     def _stop(self, member: _Member, why: str) -> None:
-        """End a member: at once where it waits, by SIGTERM where it runs."""
+        """End a member: at once if pending, by SIGTERM if running."""
         if member.stop:
             return
         member.stop = why

@@ -1,11 +1,11 @@
 """Runs a local job and ends all of its processes: python local_guardian.py SECONDS COMMAND …
 
-Rule: no process of a job outlives its guardian, and no guardian outlives its coordinator. The
-coordinator holds the other end of the guardian's standard input: at the coordinator's end, also by
-SIGKILL, that pipe closes. The guardian is a child subreaper, so every process of the job is among
-its descendants. The exit code is the job's, or 128 plus the signal that ended it, as in a shell.
+Rule: no process of a job outlives its guardian, and no guardian outlives its coordinator. The coordinator holds the other end
+of the guardian's standard input: at the coordinator's end, also by SIGKILL, that pipe closes. The guardian is a child
+subreaper, so every process of the job is among its descendants. The exit code is the job's, or 128 plus the signal that ended
+it, as in a shell.
 
-`local.py` starts it in an interpreter without site packages: it imports the standard library alone.
+`local.py` starts it in an interpreter without site packages: it only imports the standard library.
 """
 
 import contextlib
@@ -20,9 +20,9 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 ORPHANED_SECONDS = 4.0
-"""Time between SIGTERM and SIGKILL for a job without coordinator: all ends within 10 s."""
+"""Time between SIGTERM and SIGKILL without a coordinator: everything ends within 10 s."""
 NO_PROGRAM = 127  # a shell's exit code for a command that cannot be run
-ROUNDS = 300  # looks for descendants, 10 ms apart; bounded, since SIGKILL may fail to end a process
+ROUNDS = 300  # scans for descendants, 10 ms apart; bounded, since SIGKILL may fail to end a process
 
 
 def main(argv: list[str]) -> int:
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
 def _wait(
     child: "subprocess.Popen[bytes]", woken: int, terms: list[int], passed: list[int], patience: float
 ) -> int:
-    """Wait for the job's first process. SIGTERM and the coordinator's end reach its process group, `passed` itself."""
+    """Wait for the job's first process. Pass SIGTERM and the coordinator's end on to its process group, `passed` itself."""
     watched = [0, woken]
     deadline: float | None = None
     while (code := child.poll()) is None:
@@ -84,7 +84,7 @@ def _wait(
 
 
 def _end_descendants() -> None:
-    """SIGKILL every descendant until none is left; the next look finds children forked meanwhile."""
+    """Send SIGKILL to every descendant until none is left; the next scan finds children forked meanwhile."""
     for _ in range(ROUNDS):
         left = _descendants()
         for pid in left:

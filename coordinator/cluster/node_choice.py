@@ -1,7 +1,7 @@
-"""Which nodes the settings leave to evalspan, by Slurm hostlist, GPU type and feature; those that take no job, in words. Pure.
+"""Nodes that the settings allow, by Slurm hostlist, GPU type and feature; and descriptions of unusable ones. Pure.
 
-Rule: offers and submissions follow one decision. An excluded node is never offered; a job that names no node avoids it
-by `--exclude`.
+Rule: offers and submissions follow one decision. An excluded node is never offered; a job that names no node avoids it by
+`--exclude`.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from coordinator.cluster import Job, NodeState, nodes_of
 from coordinator.config.checks import ENTRY
 from coordinator.config.schema import Config, NodesConfig
 
-MOST_NODES = 8  # named of those in one state
+MOST_NODES = 8  # named per state
 
 
 def in_hostlist(name: str, text: str) -> bool:
-    """Is the node named by this hostlist? It is matched and not expanded, so that its size costs nothing."""
+    """Return whether this hostlist names the node. It is matched, not expanded, so that its size costs nothing."""
     return any(_fits(re.split(r"\[(.*?)\]", entry), name) for entry in ENTRY.findall(text))
 
 
 def _fits(words: Sequence[str], name: str) -> bool:
-    """`words`: an entry's text and ranges in turn."""
+    """Match a name against an entry's text and ranges, alternating in `words`."""
     text, *rest = words
     if not rest:
         return name == text
@@ -36,7 +36,7 @@ def _fits(words: Sequence[str], name: str) -> bool:
 
 
 def _in_ranges(number: str, ranges: str) -> bool:
-    """Is the number in ranges such as "08-12,20"? A number has as many digits as the first of its range, or more."""
+    """Return whether a number is in ranges such as "08-12,20". It has at least as many digits as the first of its range."""
     for part in ranges.split(","):
         first, _, last = part.partition("-")
         padded = number == str(int(number)).zfill(len(first))
@@ -46,9 +46,9 @@ def _in_ranges(number: str, ranges: str) -> bool:
 
 
 def _excluding(node: NodeState, nodes: NodesConfig) -> str:
-    """The setting that keeps evalspan off a node; "" where none does.
+    """Return the setting that keeps evalspan off a node; "" if none does.
 
-    A node without GPUs, as all are that only the CPU partition reaches, is subject to `exclude` alone.
+    Only `exclude` applies to nodes without GPUs, including all that only the CPU partition reaches.
     """
     if any(in_hostlist(node.name, hosts) for hosts in nodes.exclude):
         return "[nodes] exclude"
@@ -63,9 +63,9 @@ def _excluding(node: NodeState, nodes: NodesConfig) -> str:
 
 
 def choose(node: NodeState, settings: Config) -> NodeState:
-    """The node as the settings leave it: not usable where they exclude it, with their name as the reason.
+    """Return the node as the settings leave it: unusable if they exclude it, with their name as the reason.
 
-    A request for GPUs with {type} excludes nodes whose Gres names no type, or several.
+    A GPU request with {type} excludes nodes whose Gres names no type, or several.
     """
     setting = _excluding(node, settings.nodes)
     if not setting and node.gpus and "{type}" in settings.slurm.gpu_request and not _one_type(node):
@@ -82,9 +82,9 @@ def _one_type(node: NodeState) -> bool:
 
 
 def place(job: Job, nodes: Sequence[NodeState]) -> Job:
-    """The job with the nodes that the settings exclude, and with the type of its GPUs where that is known.
+    """Return the job without the nodes that the settings exclude, and with its GPU type if known.
 
-    A job that names a node goes there alone; one that names none may go to any node of its partition.
+    A job that names a node only runs there; one that names none may run on any node of its partition.
     """
     named = nodes_of(job)
     there = [n for n in nodes if n.name in named or not named]
@@ -94,11 +94,12 @@ def place(job: Job, nodes: Sequence[NodeState]) -> Job:
     return replace(job, exclude=both, gpu_type=next(types, "") if job.gpus else "")
 
 
-# --- in words, for `status`, `doctor` and refusals ----------------------------------------------------------------------
+# --- descriptions for `status`, `doctor` and refusals
+# ------------------------------------------------------------------------
 
 
 def unusable(nodes: Sequence[NodeState]) -> str:
-    """The nodes that take no job, by their state and the admin's reason: "n1, n2 are drained (new driver)"."""
+    """Describe the nodes that accept no job, by state and the admin's reason: "n1, n2 are drained (new driver)"."""
     found: dict[tuple[str, str], list[str]] = {}
     for node in nodes:
         if not node.usable:
@@ -111,7 +112,7 @@ def unusable(nodes: Sequence[NodeState]) -> str:
 
 
 def none_left(nodes: Sequence[NodeState]) -> str:
-    """The settings that exclude every node with GPUs, and what those nodes have; "" where a node is left."""
+    """Return the settings that exclude every node with GPUs, and what those nodes have; "" if a node is left."""
     nodes = [n for n in nodes if n.gpus]
     if not nodes or not all(n.excluded for n in nodes):
         return ""
@@ -122,7 +123,7 @@ def none_left(nodes: Sequence[NodeState]) -> str:
 
 
 def none_usable(nodes: Sequence[NodeState]) -> str:
-    """Why no job can start on a GPU now; "" where a node with GPUs takes jobs."""
+    """Return why no job can start on a GPU now; "" if a node with GPUs accepts jobs."""
     gpu_nodes = [n for n in nodes if n.gpus]
     if not gpu_nodes or any(n.usable for n in gpu_nodes):
         return ""
@@ -130,9 +131,9 @@ def none_usable(nodes: Sequence[NodeState]) -> str:
 
 
 def gpus_in_words(nodes: Sequence[NodeState], own: int) -> str:
-    """Why no GPU is free: nodes that take no job, and GPUs that are used. "" where no node has GPUs.
+    """Return why no GPU is free: unusable nodes, and used GPUs. "" if no node has GPUs.
 
-    `own`: those that this work folder's trials use.
+    `own`: GPUs used by this work folder's trials.
     """
     nodes = [n for n in nodes if n.gpus]
     total = sum(n.gpus for n in nodes if n.usable)

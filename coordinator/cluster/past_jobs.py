@@ -1,7 +1,7 @@
-"""Jobs of any kind that have ended: their state, exit code, nodes and logs, by `scontrol` and `sacct`.
+"""Ended jobs of any kind: state, exit code, nodes and logs, from `scontrol` and `sacct`.
 
-Rule: what one of the two does not know, the other may: `scontrol` forgets a job after MinJobAge, and not each site has
-accounting, which is asked once a job has ended. Called from: `evalspan diagnose`, `evalspan supervise`.
+Rule: each may know what the other does not: `scontrol` forgets a job after MinJobAge, and not every site has accounting,
+which is queried once a job has ended. Called from: `evalspan diagnose`, `evalspan supervise`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from coordinator.cluster.slurm_rules import Ask
 
 FIELDS = "JobIDRaw,JobID,JobName,State,ExitCode,NodeList,WorkDir,SubmitLine,User"
 JOB_ID = re.compile(r"(\d+)(?:_(\d+))?(?:\.batch)?")
-# sacct's exit code of a script whose command a signal killed, which scontrol gives as 137:0 and 143:0
+# sacct's exit code of a script whose command was killed by a signal, for which scontrol reports 137:0 and 143:0
 _KILLED = {"9:0": "0:9", "15:0": "0:15"}
 _OUTPUT = re.compile(r"(?:^|\s)(?:--output[= ]|-o ?|--error[= ]|-e ?)(\S+)")
 
@@ -34,7 +34,7 @@ class PastJob(NamedTuple):
 
     @property
     def word(self) -> str:
-        """The state without what stands behind it: "CANCELLED by 1000"."""
+        """The state without its suffix, as in "CANCELLED by 1000"."""
         return self.state.split(" ")[0].rstrip("+")
 
     @property
@@ -43,9 +43,9 @@ class PastJob(NamedTuple):
 
 
 def look_up(job_id: str, ask: Ask, sure: Collection[str]) -> PastJob | None:
-    """The job of this id, or this member of an array; None where Slurm knows none. ClusterError where it does not answer.
+    """Return the job of this id, or this array member; None if Slurm knows none. Raise ClusterError if it does not answer.
 
-    `sure`: states that count also where a step alone has them.
+    `sure`: states that count even if only a step has them.
     """
     now: dict[str, str] = {}
     try:
@@ -59,12 +59,12 @@ def look_up(job_id: str, ask: Ask, sure: Collection[str]) -> PastJob | None:
         try:
             rows = parse_rows(ask(["sacct", "-j", job_id, "-P", "-n", "-o", FIELDS]), FIELDS)
         except ClusterError as error:
-            if not now and ends(str(error)) == "away":  # its end is not known yet
+            if not now and ends(str(error)) == "away":  # its end is unknown so far
                 raise
     if not now and not rows:
         return None
     job = rows[0] if rows else {}
-    steps = [row for row in rows if row["State"].split(" ")[0] in sure]  # a step may say more than its job
+    steps = [row for row in rows if row["State"].split(" ")[0] in sure]  # a step may tell more than its job
     state = (steps or [job])[0].get("State") or now.get("JobState", "")
     if now.get("JobState") in sure:
         state = now["JobState"]
@@ -79,7 +79,7 @@ def look_up(job_id: str, ask: Ask, sure: Collection[str]) -> PastJob | None:
 
 
 def _named(job: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
-    """The files that the submission named, or Slurm's default."""
+    """Return the files that the submission named, or Slurm's default."""
     array = JOB_ID.fullmatch(job.get("JobID", ""))
     member = array[2] if array and array[2] else None
     default = "slurm-%A_%a.out" if member else "slurm-%j.out"

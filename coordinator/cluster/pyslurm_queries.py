@@ -1,7 +1,7 @@
 """One query of Slurm by pyslurm: prints the records that `slurm_parse` reads from squeue and sinfo, as JSON.
 
-Rule: a process of its own, and the only importer of pyslurm. Slurm's library ends its process where it finds no slurm.conf,
-and holds Python's lock while it waits for slurmctld. Started by `slurm_cli.SlurmApi`. Written for pyslurm 25.11.2.
+Rule: a separate process, and the only importer of pyslurm. Slurm's library exits if it finds no slurm.conf, and holds the GIL
+while it waits for slurmctld. Started by `slurm_cli.SlurmApi`. Written for pyslurm 25.11.2.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GPU = "gres/gpu"
 
 
 def jobs(pyslurm: Any, token: str) -> Iterable[JobState]:
-    """This user's jobs whose comment has `token`: each member of an array, as of `parse_queue`."""
+    """Yield this user's jobs whose comment has `token`: each member of an array, as in `parse_queue`."""
     for job in pyslurm.Jobs.load().values():
         if job.user_id != os.getuid() or not is_ours(_comment(job), token):
             continue
@@ -48,7 +48,7 @@ def _comment(job: Any) -> str:
 
 
 def members(number: int | None, waiting: str | None) -> list[int]:
-    """An array's members in one of pyslurm's jobs: all that wait are one. [0] where it is no array.
+    """Return the array members in one of pyslurm's jobs, which combines all pending ones. [0] outside of arrays.
 
     pyslurm gives None for the number 0, so a started job without a number is member 0.
     """
@@ -61,7 +61,7 @@ def members(number: int | None, waiting: str | None) -> list[int]:
 
 
 def nodes(pyslurm: Any) -> Iterable[NodeRow]:
-    """Each node in each of its partitions, as of `parse_sinfo`."""
+    """Yield each node in each of its partitions, as in `parse_sinfo`."""
     partitions = {part.name: part for part in pyslurm.Partitions.load().values()}
     return [
         (_node(node, part), part.is_default)
@@ -91,7 +91,7 @@ def _node(node: Any, part: Any) -> NodeState:
     )
 
 
-# Flags behind a node's state, and the mark that `sinfo` puts there; the first one counts.
+# Flags of a node's state, and the mark that `sinfo` appends; the first one counts.
 _MARKS = {
     "MAINTENANCE": "$",
     "REBOOT_ISSUED": "^",
@@ -105,7 +105,7 @@ _MARKS = {
 
 
 def state_long(state: str) -> str:
-    """The state as `sinfo` has it, from one as pyslurm has it: "IDLE+DRAIN" -> "drained".
+    """Convert pyslurm's state to that of `sinfo`: "IDLE+DRAIN" -> "drained".
 
     Source: node_state_string of Slurm.
     """
@@ -138,7 +138,7 @@ QUERIES: Mapping[str, Callable[..., Iterable[Any]]] = {
 def main(query: str, *arguments: str) -> None:
     """Print {"version": pyslurm's, "found": records}; an error of Slurm is the last line of standard error."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="ascii")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the library's own words are no answer
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # messages of the library are not part of the answer
     pyslurm = importlib.import_module("pyslurm")
     try:
         rows = list(QUERIES[query](pyslurm, *arguments))

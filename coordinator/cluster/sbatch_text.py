@@ -1,7 +1,7 @@
 """The batch script and the arguments of `sbatch` for a job. Pure. Called by both Slurm clusters.
 
-Rule: script and arguments hold everything a job needs. `exec` puts the job's program in the shell's
-place, so that Slurm's SIGTERM reaches it. bash reads back exactly the given argv and environment.
+Rule: script and arguments contain everything a job needs. `exec` replaces the shell by the job's program, so that Slurm's
+SIGTERM reaches it. bash reads back exactly the given argv and environment.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ ROLES: Mapping[Purpose, str] = {
     "probe": "trial",
     "metric": "metric",
 }
-"""Purpose of a job -> the table [slurm.ROLE] of the settings that it follows."""
+"""Purpose of a job -> the table [slurm.ROLE] of the settings that applies to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmOptions:
-    """How this user's jobs are submitted on this site: the settings, and what they lack."""
+    """How this user's jobs are submitted on this site: the settings, and additions to them."""
 
     settings: Config = field(default_factory=Config)
-    secrets: tuple[str, ...] = ()  # variables that hold secrets, whatever their names
-    log_mode: int = 0o600  # of jobs' logs: slurmstepd makes them by the umask with which `sbatch` was called
+    secrets: tuple[str, ...] = ()  # variables with secrets, whatever their names
+    log_mode: int = 0o600  # of jobs' logs, which slurmstepd creates by the umask of `sbatch`
     chdir: str | None = None  # jobs' working directory; None: the coordinator's, if it exists
     token: str = "evalspan"  # noqa: S105 (no secret)  # begins --comment of every job: whose they are
-    # Before every Slurm command: a program that runs its arguments, on its own stdin and stdout.
+    # Prefix of every Slurm command: a program that runs its arguments with its own stdin and stdout.
     command_prefix: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)  # for the Slurm commands, e.g. SLURM_CONF
     timeout_seconds: float = (
@@ -65,13 +65,13 @@ class SlurmOptions:
         return self.role("build").partition or self.settings.cluster.cpu_partition
 
     def partition_of(self, job: Job) -> str | None:
-        """The partitions for a job: its role's; CPU jobs not bound to a node go to the CPU partition."""
+        """Return the partitions for a job: its role's; CPU jobs not bound to a node go to the CPU partition."""
         if job.best_effort:
             return self.settings.borrow.best_effort
         own = self.role(job.purpose).partition
         if own is None and job.gpus == 0 and not nodes_of(job):
             own = self.settings.cluster.cpu_partition
-        # a precursor stands beside its node's trials
+        # a precursor runs beside its node's trials
         return own or (self.trial_partition if job.purpose == "stage" else self.settings.cluster.partition)
 
     def account_of(self, job: Job) -> str | None:
@@ -83,7 +83,7 @@ class SlurmOptions:
 
 
 def comment_of(job: Job, token: str) -> str:
-    """A job's `--comment`: the work folder's token, then the job's purpose."""
+    """Return a job's `--comment`: the work folder's token, then the job's purpose."""
     return f"{token}/{job.comment}" if job.comment else token
 
 
@@ -92,9 +92,9 @@ def is_ours(comment: str, token: str) -> bool:
 
 
 def quote(word: str) -> str:
-    """Quote a word for bash in printable ASCII: sbatch refuses DOS line breaks, and locales differ.
+    """Quote a word for bash in printable ASCII, since sbatch refuses DOS line breaks and locales differ.
 
-    Bytes that are no UTF-8 (Python's surrogate escapes) stay as they are. ValueError for a NUL.
+    Non-UTF-8 bytes (Python's surrogate escapes) are kept. Raise ValueError for a NUL.
     """
     if "\0" in word:
         raise ValueError(f"an argument cannot hold a NUL: {word!r}")
@@ -111,14 +111,14 @@ def _byte(value: int) -> str:
 
 
 def batch_script(job: Job, log_mode: int = 0o600) -> str:
-    """The script of a job: the mode of its log, its environment, then `exec` of its program."""
+    """Return the script of a job: the mode of its log, its environment, then `exec` of its program."""
     lines = ["#!/bin/bash", "set -eu"]
     own = "/proc/self/fd/1"
     lines.append(f"if [ -f {own} ]; then chmod {log_mode:04o} {own} || :; fi")
     lines += [f"export {name}={quote(value)}" for name, value in sorted(job.env.items())]
     lines.append(f'export {INDEX}="${{SLURM_ARRAY_TASK_ID:-0}}"')
-    lines.append("unset SLURM_JWT")  # sbatch needs this key, no job does
-    # a process that dies ends none of the others, which say what they saw
+    lines.append("unset SLURM_JWT")  # sbatch needs this key, jobs do not
+    # a process that dies must not end the others, which report what they saw
     each = ["srun", "--kill-on-bad-exit=0", f"--cpus-per-task={job.cpus}"]
     start = each if isinstance(job, NodesJob) else []
     lines.append(f"exec {' '.join(quote(word) for word in (*start, *job.argv))}")
@@ -126,9 +126,9 @@ def batch_script(job: Job, log_mode: int = 0o600) -> str:
 
 
 def sbatch_arguments(job: Job, options: SlurmOptions) -> list[str]:
-    """The arguments of `sbatch` for this job; the script itself comes on standard input.
+    """Return the arguments of `sbatch` for this job; the script is passed on standard input.
 
-    RefusedError for a log path that Slurm's file-name pattern cannot express.
+    Raise RefusedError for a log path that Slurm's file-name pattern cannot express.
     """
     arguments = [
         "--parsable",
@@ -168,7 +168,7 @@ def sbatch_arguments(job: Job, options: SlurmOptions) -> list[str]:
 
 
 def gpu_arguments(job: Job, template: str) -> list[str]:
-    """The arguments that ask for a job's GPUs. RefusedError where they name a type and the node's Gres has none."""
+    """Return the arguments that request a job's GPUs. Raise RefusedError if they name a type and the node's Gres has none."""
     if not job.gpus:
         return []
     if "{type}" in template and not job.gpu_type:
@@ -182,9 +182,9 @@ def gpu_arguments(job: Job, template: str) -> list[str]:
 
 
 def log_pattern(job: Job) -> str:
-    """Slurm's file-name pattern of the job's log: escapes "%" of a path; "%i" becomes the member.
+    """Return Slurm's file-name pattern of the job's log: escapes "%" in a path; "%i" becomes the member.
 
-    Outside of an array Slurm's "%a" is 4294967294, so the index is written out there.
+    Outside of an array Slurm's "%a" is 4294967294, so the index is written out.
     """
     if "\\" in job.log or "\n" in job.log:
         raise RefusedError(
@@ -196,6 +196,6 @@ def log_pattern(job: Job) -> str:
 
 
 def log_file(job: Job, index: int) -> str:
-    """The path of a member's log. Replaces "%i" in the file's name only: folders may contain it."""
+    """Return the path of a member's log. Only replaces "%i" in the file's name: folders may contain it."""
     folder, slash, name = job.log.rpartition("/")
     return folder + slash + name.replace("%i", str(index))

@@ -1,6 +1,6 @@
-"""Accounts, QOS and their limits on a user's jobs, from the text of sacctmgr and scontrol. Pure.
+"""Accounts, QOS and their limits on a user's jobs, from the output of sacctmgr and scontrol. Pure.
 
-Rule: limits are those that slurmctld applies: of a limit that QOS and association both set, the QOS' holds. Source:
+Rule: limits are those that slurmctld applies: if QOS and association both set a limit, the QOS takes precedence. Source:
 slurm.schedmd.com/resource_limits.html. Called by `slurm_rules`, which keeps jobs within MaxWall, and by `evalspan doctor`.
 """
 
@@ -25,7 +25,7 @@ QOS_FORMAT = (
 _OVERRIDES = {
     "MaxJobs": ("MaxJobsPerUser", "MaxJobsPerAccount"),
     "MaxSubmitJobs": ("MaxSubmitJobsPerUser", "MaxSubmitJobsPerAccount"),
-}  # limit of an association -> limits of a QOS that hold in its place
+}  # limit of an association -> limits of a QOS that replace it
 _UNITS = "KMGTP"  # of 1024
 
 
@@ -42,12 +42,12 @@ class Accounting:
         return sorted({row["account"] for row in self.associations})
 
     def qos_of(self, account: str | None) -> list[str]:
-        """The QOS that jobs of this account may have. None: the user's default account."""
+        """Return the QOS available to jobs of this account. None: the user's default account."""
         rows = [row for row in self.associations if row["account"] == (account or row["defaultaccount"])]
         return sorted({name for row in rows for name in row["qos"].split(",") if name})
 
     def association(self, account: str | None, partitions: Sequence[str]) -> Mapping[str, str] | None:
-        """The association that a job gets: with its partition where there is one, else with all. None: there is none."""
+        """Return the association of a job: that of its partition if there is one, otherwise that of all. None: there is none."""
         rows = [row for row in self.associations if row["account"] == (account or row["defaultaccount"])]
         near = [row for row in rows if row["partition"] in partitions]
         return next(iter(near + [row for row in rows if not row["partition"]]), None)
@@ -59,9 +59,10 @@ class Accounting:
         partitions: Sequence[str],
         partition_qos: Sequence[str] = (),
     ) -> list[Limit]:
-        """All limits on a job with this account, QOS and partitions; None: the default ones.
+        """Return all limits on a job with this account, QOS and partitions; None: the defaults.
 
-        Order: the partitions' QOS, the job's QOS, the association and its accounts. What one sets hides that of the next.
+        Order: the partitions' QOS, the job's QOS, the association and its accounts. A limit hides the same one of later
+        levels.
         """
         row = self.association(account, partitions)
         if row is None:
@@ -85,7 +86,7 @@ class Accounting:
         return list(dict.fromkeys(found))
 
     def parents(self, account: str) -> list[str]:
-        """The account and those above it, as far as they are known."""
+        """Return the account and those above it, as far as they are known."""
         found: list[str] = []
         while account in self.accounts and account not in found:
             found.append(account)
@@ -103,7 +104,7 @@ def _limits(holder: str, fields: Mapping[str, str]) -> Iterator[Limit]:
 
 
 def parse_tres(text: str) -> dict[str, int]:
-    """Amounts in "cpu=4,mem=15.50G,gres/gpu=2"; mem in MiB. What has no number is left out."""
+    """Parse amounts in "cpu=4,mem=15.50G,gres/gpu=2"; mem in MiB. Entries without a number are omitted."""
     found = re.findall(rf"([^\s,=]+)=([0-9.]+)([{_UNITS}]?)(?=,|$)", text)
     amounts = {}
     for what, number, unit in found:
@@ -113,7 +114,7 @@ def parse_tres(text: str) -> dict[str, int]:
 
 
 def parse_rows(text: str, fields: str) -> list[dict[str, str]]:
-    """Rows of `sacctmgr` or `sacct` with -n and -P: field -> text; rows of another width are left out."""
+    """Parse rows of `sacctmgr` or `sacct` with -n and -P as field -> text; rows of another width are omitted."""
     names = fields.split(",")
     rows = [line.split("|") for line in text.splitlines()]
     return [dict(zip(names, row, strict=True)) for row in rows if len(row) == len(names)]

@@ -1,8 +1,8 @@
-"""The one table of Slurm's limits and reasons: what each means, what ends it, and the setting that it is about. Pure.
+"""Table of Slurm's limits and reasons: what each means, what ends it, and the setting concerned. Pure.
 
-Rule: each refusal of `sbatch`, each reason of a pending job and each limit of accounting is a row here and nowhere else.
-Slurm's own word stays in a sentence, since a site's admins ask for it. Sources: slurm_errno.c and `job_reason_string` of
-Slurm; sacctmgr(1). Called where a submission fails, by `validate`, `doctor`, `status`, and `coordinator.runtime.detect`.
+Rule: each refusal of `sbatch`, each reason of a pending job and each limit of accounting is a row here. Sentences keep
+Slurm's own term, since a site's admins ask for it. Sources: slurm_errno.c and `job_reason_string` of Slurm; sacctmgr(1).
+Called where a submission fails, by `validate`, `doctor`, `status`, and `coordinator.runtime.detect`.
 """
 
 from __future__ import annotations
@@ -15,20 +15,19 @@ from coordinator.cluster import ClusterError, LimitError, RefusedError
 
 Ends = Literal["time", "settings", "node", "away", "gone", ""]
 """What ends it: time or the end of other jobs; other settings; those or another node. "away": the controller was not reached,
-so whether it has the job is unknown. "gone": the job has ended. "": no row has it."""
+so it may or may not have the job. "gone": the job has ended. "": not in the table.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What Slurm says of one rule."""
+    """One rule of Slurm, with its messages."""
 
     ends: Ends
-    reason: str = ""  # squeue's, of a pending job
-    means: str = ""  # the reason in plain words, with what to do
-    errors: tuple[str, ...] = ()  # parts of commands' errors, in lower case
-    setting: str = (
-        ""  # of an error: the setting that names the thing, and the command that lists what there is
-    )
+    reason: str = ""  # squeue's reason for a pending job
+    means: str = ""  # the reason in plain words, with a remedy
+    errors: tuple[str, ...] = ()  # substrings of commands' errors, in lower case
+    setting: str = ""  # the setting that an error is about, and the command that lists valid values
 
 
 _YOURS = "`sacctmgr show associations user=$USER` lists yours"
@@ -41,7 +40,7 @@ RULES = (
     Rule("gone", errors=("invalid job id", "already completing or completed", "already finished")),
     # --- partition, account, QOS, reservation ---
     Rule("settings", errors=("invalid partition",), setting=f"{_PARTITION}; `sinfo --summarize` lists them"),
-    Rule("settings", "not in group permitted to use this partition",  # it begins with the user's number
+    Rule("settings", "not in group permitted to use this partition",  # begins with the user's number
         "the partition is for other groups: set [cluster] partition", ("user's group not permitted",), _PARTITION),
     Rule("time", "PartitionDown", "the partition is down: wait for the site, or set [cluster] partition",
         ("required partition not available", "partition in down state")),
@@ -76,7 +75,7 @@ RULES = (
     Rule("settings", errors=("no partition specified", "invalid wckey", "invalid feature", "invalid job array",
         "invalid user id", "invalid group id", "invalid license", "invalid --", "invalid numeric value",
         "multiple partition job request not supported", "node count specification invalid", "access/permission denied",
-        "unspecified error",  # a site's job_submit plug-in refused; its own words stand before
+        "unspecified error",  # a site's job_submit plug-in refused; its message precedes this
         "unrecognized option", "unknown option", "requires an argument")),
     # --- other jobs, and the nodes' states ---
     Rule("time", errors=("violates accounting/qos policy", "system submissions disabled")),
@@ -84,14 +83,14 @@ RULES = (
         ("requested nodes are busy", "resources temporarily unavailable")),
     Rule("time", "Priority", "jobs of higher priority go first"),
     Rule("time", "Dependency", "another job has to end first"),
-    Rule("time", "BeginTime", "its start is delayed, as after a requeue"),
-    Rule("time", "Licenses", "a licence is not free"),
+    Rule("time", "BeginTime", "its start is delayed, for instance after a requeue"),
+    Rule("time", "Licenses", "no licence is free"),
     Rule("time", "JobArrayTaskLimit", "enough members of its array run"),
     Rule("time", "JobHeldUser", "it is held: `scontrol release JOBID`"),
     Rule("time", "JobHeldAdmin", "an admin holds it: ask the site"),
     Rule("time", "JobHoldMaxRequeue", "Slurm requeued it too often and holds it: cancel it, and evalspan submits another"),
-    Rule("time", "Cleaning", "Slurm clears up an earlier run of it"),
-    Rule("time", "Prolog", "its node runs the site's prolog"),
+    Rule("time", "Cleaning", "Slurm is cleaning up its previous run"),
+    Rule("time", "Prolog", "its node is running the site's prolog"),
     Rule("time", "NodeDown", "its node is down"),
     Rule("time", "ReqNodeNotAvail, Reserved for maintenance",
         "its node is reserved for maintenance: `scontrol show reservation` says until when"),
@@ -100,22 +99,22 @@ RULES = (
     Rule("time", "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
         "its nodes are down, drained or reserved"),
 )  # fmt: skip
-"""Where words of two rows stand in one error, the first row counts."""
+"""If an error matches two rows, the first counts."""
 _REASONS = {rule.reason: rule for rule in RULES if rule.reason}
 
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """What limits count."""
+    """Something that limits count."""
 
     word: str  # in squeue's reasons
-    unit: str  # of an amount in a finding
-    noun: str = ""  # in a reason's words
-    of_trials: str = ""  # the setting of how much trials and builds ask for
-    of_metrics: str = ""  # … and metric workers
+    unit: str  # of amounts in a finding
+    noun: str = ""  # in descriptions of a reason
+    of_trials: str = ""  # the setting for the amount that trials and builds request
+    of_metrics: str = ""  # … and that metric workers request
 
     def setting(self, role: str) -> str:
-        """The setting for jobs of a role of `sbatch_text.ROLES`; "" where there is none."""
+        """Return the setting for jobs of a role of `sbatch_text.ROLES`; "" if there is none."""
         return {"metric": self.of_metrics, "precursor": ""}.get(role, self.of_trials)
 
 
@@ -127,7 +126,7 @@ RESOURCES = {
     "jobs": Resource("Jobs", "jobs"),
     "wall": Resource("Wall", "", "time", "the --time in [cluster] extra_args"),
 }
-"""TRES of sacctmgr, "jobs" or "wall" -> what is known of it."""
+"""TRES of sacctmgr, "jobs" or "wall" -> its description."""
 NAMES = {
     "mintres": "MinTRES",
     "maxtres": "MaxTRES",
@@ -146,7 +145,7 @@ NAMES = {
     "maxwall": "MaxWall",
 }
 """Field of sacctmgr -> the limit's name for `sacctmgr modify` and the site's admins."""
-PARTITION_QOS = "the partition's QOS "  # begins the holder of its limits
+PARTITION_QOS = "the partition's QOS "  # prefix of the holder of its limits
 # QOSMaxGRESPerJob, AssocGrpCPURunMinutesLimit, QOSMinCpuNotSatisfied, ...
 _REACHED = re.compile(r"(QOS|Assoc)(Grp|Max|Min)(Wall|CPU|Cpu|Mem|GRES|Node|Jobs|Submit)?(\w*)")
 
@@ -157,7 +156,7 @@ class Limit:
 
     name: str
     what: str
-    most: int  # of MinTRES: the least; memory in MiB, time in seconds
+    most: int  # the minimum for MinTRES; memory in MiB, time in seconds
     holder: str  # "QOS normal", "account lab", "your association with account lab"
 
     @property
@@ -176,7 +175,7 @@ class Limit:
 
     @property
     def carrier(self) -> str:
-        """The field of the settings that puts a job under it."""
+        """The field of the settings that subjects a job to it."""
         if self.holder.startswith(PARTITION_QOS):
             return "partition"
         return "qos" if self.holder.startswith("QOS") else "account"
@@ -191,19 +190,19 @@ def _rule_of(words: str) -> Rule | None:
 
 
 def ends(words: str) -> Ends:
-    """What ends an error of a command. Slurm has one error for all limits: the reason that stands with it says more."""
+    """Return what ends an error of a command. Slurm has one error for all limits; the printed reason is more specific."""
     rule = _rule_of(words)
     found = rule.ends if rule else ""
     return "settings" if found == "time" and _never_in(words) else found
 
 
 def _never_in(words: str) -> str:
-    """The reason in an error by which the job would never start; "" where there is none."""
+    """Return the reason in an error because of which the job would never start; "" if there is none."""
     return next((word for word in re.findall(r"\w+", words) if never_starts(word)), "")
 
 
 def failure(words: str) -> ClusterError:
-    """The error that a failed submission's words mean."""
+    """Return the error for a failed submission's message."""
     kind, never = ends(words), _never_in(words)
     if kind == "time":
         return LimitError(words)
@@ -213,7 +212,7 @@ def failure(words: str) -> ClusterError:
 
 
 def setting_of(words: str) -> str:
-    """The setting that a refusal is about, and how to list its values; "" where Slurm's words name none."""
+    """Return the setting that a refusal is about, and how to list its values; "" if unknown."""
     rule = _rule_of(words)
     return rule.setting if rule else ""
 
@@ -231,7 +230,7 @@ def _rule_of_reason(reason: str) -> Rule | None:
 
 
 def in_words(reason: str) -> str:
-    """What a pending job waits for; "" for Slurm's "None", which means that it was not looked at yet."""
+    """Describe what a pending job waits for; "" for Slurm's "None": not yet considered."""
     reason = reason.strip()
     if reason in ("", "None"):
         return ""
@@ -241,25 +240,25 @@ def in_words(reason: str) -> str:
 
 
 def never_starts(reason: str) -> bool:
-    """Will a job that is pending for this reason wait for ever?"""
+    """Return whether a job pending for this reason will never start."""
     rule, found = _rule_of_reason(reason), _REACHED.fullmatch(reason)
     return rule.ends != "time" if rule else found is not None and _is_of_the_job(found)
 
 
 def of_a_node(reason: str) -> bool:
-    """May one node alone be the reason?"""
+    """Return whether the cause may be a single node."""
     rule = _rule_of_reason(reason)
     return rule is not None and rule.ends == "node"
 
 
 def of_all_jobs(reason: str) -> bool:
-    """Is it a limit on all jobs of a user or group, which starts the job once others have ended?"""
+    """Return whether a limit on all jobs of a user or group is the reason, so that the job starts once others have ended."""
     found = _REACHED.fullmatch(reason)
     return found is not None and not _is_of_the_job(found) and "Minutes" not in found[4]
 
 
 def _is_of_the_job(limit: re.Match[str]) -> bool:
-    """Is the limit on one job alone, so that no end of another job mends it?"""
+    """Return whether the limit applies to a single job, so that the end of other jobs does not help."""
     _, kind, _, rest = limit.groups()
     return kind == "Min" or (kind == "Max" and ("PerJob" in rest or "PerNode" in rest))
 

@@ -1,8 +1,7 @@
 """Parsers for the output of Slurm's commands. Pure. Called by both Slurm clusters.
 
-Rule: every answer begins with its header and every record ends with a mark. So a truncated or
-missing answer differs from "no jobs" and raises ClusterError. A job state not in PHASES is
-"unknown". Versions tried: docs/site/slurm.md.
+Rule: every answer begins with its header and every record ends with a mark, so a truncated or missing answer differs from "no
+jobs" and raises ClusterError. A job state not in PHASES is "unknown". Tested versions: docs/site/slurm.md.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from coordinator.cluster.slurm_limits import ends
 FIELD_END, RECORD_END = (
     "\x1f",
     "\x1e",
-)  # a name or comment of the user's other jobs may hold any printable text
+)  # names and comments of the user's other jobs may contain any printable text
 # array's id (or the job's), member, state, submitted, started, node, reason, comment, name
 QUEUE_FIELDS = ("%F", "%K", "%T", "%V", "%S", "%N", "%r", "%k", "%j")
 QUEUE_FORMAT = FIELD_END.join(QUEUE_FIELDS) + RECORD_END
@@ -61,7 +60,7 @@ PHASES: dict[str, JobPhase] = {
     ),
     **dict.fromkeys(
         (
-            "COMPLETING",  # ending or ended: on a dead node the state stays for minutes
+            "COMPLETING",  # ending or ended: on a dead node this state lasts for minutes
             "COMPLETED",
             "CANCELLED",
             "FAILED",
@@ -81,7 +80,7 @@ PHASES: dict[str, JobPhase] = {
 USABLE_STATES = frozenset({"idle", "mixed", "allocated", "completing", "planned"})
 # sinfo's marks of unusable nodes: not responding, power changes, maintenance, reboot; not "-" (planned).
 BAD_MARKS = "*~#!%$@^"
-ASLEEP = "~#"  # those of a node that is powered down, or boots
+ASLEEP = "~#"  # of a node that is powered down or booting
 
 
 def own_words(stderr: str) -> str:
@@ -90,14 +89,14 @@ def own_words(stderr: str) -> str:
 
 
 def not_cancelled(stderr: str) -> str:
-    """Errors of `scancel`, less those of jobs that are gone; "" where none is left."""
+    """Return errors of `scancel` other than those about jobs that are gone; "" if none."""
     return own_words("\n".join(line for line in stderr.splitlines() if ends(line) != "gone"))
 
 
 def parse_queue(text: str, token: str | None) -> list[JobState]:
-    """Parse `squeue --format=QUEUE_FORMAT` with its header; the jobs whose comment has `token`.
+    """Parse `squeue --format=QUEUE_FORMAT` with its header into the jobs whose comment has `token`.
 
-    None: all jobs, and a pending one has the start that Slurm expects.
+    None: all jobs, with the expected start of pending ones.
     """
     jobs = []
     for fields in _records(text, len(QUEUE_FIELDS), "squeue"):
@@ -115,7 +114,7 @@ def parse_queue(text: str, token: str | None) -> list[JobState]:
                 node=node,
                 reason=reason,
                 submitted_at=_seconds(submitted),
-                # before it has a node: Slurm's own guess
+                # before it has a node: Slurm's own estimate
                 started_at=_seconds(started) if node or token is None else None,
             )
         )
@@ -123,7 +122,7 @@ def parse_queue(text: str, token: str | None) -> list[JobState]:
 
 
 def job_state(*, state: str, node: str, reason: str, **rest: Any) -> JobState:
-    """The record of one member, from Slurm's own words. `rest`: further fields of JobState."""
+    """Return the record of one member from Slurm's fields. `rest`: other fields of JobState."""
     return JobState(
         phase=PHASES.get(state, "unknown"),
         state="OUT_OF_MEMORY" if (state, reason) == ("COMPLETING", "OutOfMemory") else state,
@@ -134,7 +133,7 @@ def job_state(*, state: str, node: str, reason: str, **rest: Any) -> JobState:
 
 
 NodeRow = tuple[NodeState, bool]
-"""A node in one of its partitions, usable where the partition is up; is that the site's default one?"""
+"""A node in one of its partitions, usable if the partition is up; and whether that is the site's default."""
 
 
 def parse_sinfo(text: str) -> list[NodeRow]:
@@ -142,9 +141,9 @@ def parse_sinfo(text: str) -> list[NodeRow]:
 
 
 def nodes_of(listed: Iterable[NodeRow], options: SlurmOptions) -> list[NodeState]:
-    """The nodes of the set partitions, by name.
+    """Return the nodes of the set partitions, by name.
 
-    A node that only the CPU partition reaches counts as one without GPUs. One that the settings exclude is not usable.
+    A node that only the CPU partition reaches counts as having no GPUs. Excluded nodes are not usable.
     """
     seen: dict[str, list[NodeState]] = {}
     defaults: set[str] = set()
@@ -153,7 +152,7 @@ def nodes_of(listed: Iterable[NodeRow], options: SlurmOptions) -> list[NodeState
         defaults.update(row.partitions if default else ())
     certain = _names(options.trial_partition) or defaults
     trials = certain | _names(options.settings.borrow.best_effort)
-    staging = _names(options.role("stage").partition)  # a precursor stands on its trials' node
+    staging = _names(options.role("stage").partition)  # a precursor runs on its trials' node
     reachable = trials | _names(options.metric_partition) | _names(options.build_partition)
     nodes = []
     for _, rows in sorted(seen.items()):
@@ -185,7 +184,7 @@ def _usable(row: NodeState, options: SlurmOptions) -> bool:
 
 
 def is_reserved(node: NodeState) -> bool:
-    """Is it out of use for a reservation, and has no admin given another reason?"""
+    """Return whether it is unusable because of a reservation, with no other reason given by an admin."""
     return not node.usable and not node.reason and node.state.startswith(("reserved", "maint"))
 
 
@@ -198,7 +197,7 @@ class Reservation:
     start: float
     end: float
     active: bool = False
-    users: tuple[str, ...] = ()  # "-name": all but that one
+    users: tuple[str, ...] = ()  # "-name": all except that one
     accounts: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
 
@@ -215,7 +214,7 @@ def local_time(seconds: float) -> str:
 
 
 def parse_reservations(text: str) -> list[Reservation]:
-    """The reservations of `scontrol --oneliner show reservation`; those that cannot be read are left out."""
+    """Parse `scontrol --oneliner show reservation`; unreadable reservations are omitted."""
     found = []
     for line in text.splitlines():
         row = dict(re.findall(r"(\S+?)=(\S*)", line))
@@ -270,9 +269,9 @@ def _row(fields: list[str]) -> NodeRow:
 
 
 def parse_gres(text: str) -> tuple[int, str]:
-    """(GPUs, type) of a node from "gpu:a100:8(S:0-1),nvme:2"; several types are joined by "+".
+    """Parse (GPUs, type) of a node from "gpu:a100:8(S:0-1),nvme:2"; several types are joined by "+".
 
-    A slice of a GPU (MIG) counts as one, of a type of its own: "gpu:1g.10gb:7".
+    A GPU slice (MIG) counts as one, with a type of its own: "gpu:1g.10gb:7".
     """
     count, types = 0, []
     for item in re.sub(r"\([^)]*\)", "", text).split(","):
@@ -289,7 +288,7 @@ def parse_gres(text: str) -> tuple[int, str]:
 
 
 def seconds_of(text: str) -> int | None:
-    """Seconds of Slurm's [[days-]hours:]minutes:seconds; None for UNLIMITED and any other text."""
+    """Parse Slurm's [[days-]hours:]minutes:seconds as seconds; None for UNLIMITED and any other text."""
     match = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d\d)", text, re.ASCII)
     if match is None:
         return None
@@ -298,7 +297,7 @@ def seconds_of(text: str) -> int | None:
 
 
 def _seconds(text: str) -> float | None:
-    """A time as unix seconds; local ISO time is Slurm's form where SLURM_TIME_FORMAT did not reach it."""
+    """Parse a time as unix seconds; without SLURM_TIME_FORMAT, Slurm prints local ISO time."""
     if text.isdigit():
         return float(text)
     try:
@@ -308,11 +307,11 @@ def _seconds(text: str) -> float | None:
 
 
 def _records(text: str, width: int, command: str) -> Iterator[list[str]]:
-    """Records below the header. ClusterError: no header, no end mark, or another width."""
-    # A site that names its clusters in SLURM_CLUSTERS gets a line above the header.
+    """Yield records below the header. Raise ClusterError for a missing header or end mark, or another width."""
+    # SLURM_CLUSTERS adds a line above the header
     body = re.sub(r"\ACLUSTER: [^\n]*\n", "", text)
     *records, rest = body.split(RECORD_END)
     rows = [record.removeprefix("\n").split(FIELD_END) for record in records]
     if not rows or rest.strip() or any(len(row) != width for row in rows):
-        raise ClusterError(f"{command} printed what cannot be read: {text[:120]!r}")
+        raise ClusterError(f"{command} printed unreadable output: {text[:120]!r}")
     yield from rows[1:]

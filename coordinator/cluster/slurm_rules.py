@@ -1,10 +1,9 @@
-"""Decides from Slurm's rules whether a precursor serves the trials beside it or one job hosts them.
+"""Decides from Slurm's rules whether a precursor serves the trials on its node or one job hosts them.
 
-Rule: parsers and decisions are pure and stand first. A coordinator runs three `scontrol` and one
-`sbatch --test-only` once, at its start or its first evaluation. Where a rule is unknown the
-precursor is tried. Slurm's settings do not show a private /dev/shm made by a site's prolog or SPANK
-plug-in: `evalspan doctor`, or the first trial that finds no weights, detects it. Sources:
-slurm.conf(5) JobContainerType, NamespaceType, SelectType, OverSubscribe, MaxMemPerCPU; scontrol(1).
+Rule: parsers and decisions are pure and come first. A coordinator runs three `scontrol` and one `sbatch --test-only` once, at
+its start or its first evaluation. If a rule is unknown the precursor is tried. Slurm's settings do not show a private
+/dev/shm created by a site's prolog or SPANK plug-in: `evalspan doctor`, or the first trial that finds no weights, detects it.
+Sources: slurm.conf(5) JobContainerType, NamespaceType, SelectType, OverSubscribe, MaxMemPerCPU; scontrol(1).
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ SCONTROL_SECONDS = 90.0  # time limit of one `scontrol`
 SACCTMGR_SECONDS = 30.0  # of one `sacctmgr`
 HOLDER_MEMORY_MB = 512  # MiB of the precursor in the check
 GPU_REQUESTS = (GPU_REQUEST, "--gres=gpu:{type}:{n}", "--gpus-per-node={n}", "--gpus-per-node={type}:{n}")
-FEW_WORKERS = 8  # least metric workers, where the partition has the cores
+FEW_WORKERS = 8  # minimum of metric workers, if the partition has the cores
 PRIVATE = "/dev/shm is private to each job"
 ENDING = ("REQUEUE", "CANCEL")  # PreemptMode of a partition whose preempted jobs end
 _ALLOWED = ("AllowAccounts", "DenyAccounts", "AllowQos", "DenyQos")
@@ -49,20 +48,20 @@ class Partition:
     name: str
     default: bool = False
     up: bool = True
-    exclusive: bool = False  # a job is given whole nodes
+    exclusive: bool = False  # jobs get whole nodes
     max_seconds: int | None = None  # None: no limit
-    max_memory_per_cpu_mb: int | None = None  # more memory than this raises a job's CPUs
+    max_memory_per_cpu_mb: int | None = None  # memory beyond this raises a job's CPUs
     qos: str = ""
     nodes: str = ""
-    cpus: int = 0  # of all its nodes; 0: unknown
-    memory_mb: int | None = None  # of all its nodes, MiB; None: unknown
+    cpus: int = 0  # total of its nodes; 0: unknown
+    memory_mb: int | None = None  # total of its nodes, MiB; None: unknown
     hidden: bool = False
-    tier: int = 0  # PriorityTier: jobs of a higher one may preempt those of this one
-    preempt_mode: str = "OFF"  # what becomes of its preempted jobs
+    tier: int = 0  # PriorityTier: jobs of a higher tier may preempt those of a lower one
+    preempt_mode: str = "OFF"  # what happens to its preempted jobs
     allowed: Mapping[str, str] = field(default_factory=dict)  # AllowAccounts, DenyAccounts, AllowQos, DenyQos
 
     def refuses(self, account: str, qos: str) -> str:
-        """Why jobs of this account and QOS never start here; "" where they may. Source: slurm.conf(5)."""
+        """Return why jobs of this account and QOS never start here; "" if they may. Source: slurm.conf(5)."""
         for value, kind, word in ((account, "Accounts", "accounts"), (qos, "Qos", "QOS")):
             only, none = self.allowed.get(f"Allow{kind}"), self.allowed.get(f"Deny{kind}")
             if only is not None and value and value not in only.split(","):
@@ -80,7 +79,7 @@ class SiteRules:
     partitions: tuple[Partition, ...] = ()
 
     def chosen(self, names: str | None) -> tuple[Partition, ...]:
-        """The partitions that a `--partition` value names; the site's default one where it is None."""
+        """Return the partitions that a `--partition` value names; the site's default for None."""
         if names is None:
             return tuple(p for p in self.partitions if p.default)
         wanted = names.split(",")
@@ -88,14 +87,14 @@ class SiteRules:
 
     @property
     def preemptible(self) -> frozenset[str]:
-        """Partitions whose jobs give way to those of another partition that is up."""
+        """Return partitions whose jobs give way to those of another partition that is up."""
         if self.config.get("PreemptType") != "preempt/partition_prio":
             return frozenset()
         highest = max((p.tier for p in self.partitions if p.up), default=0)
         return frozenset(p.name for p in self.partitions if p.preempt_mode in ENDING and p.tier < highest)
 
     def number(self, key: str) -> int | None:
-        """A number of `scontrol show config`; None where it is unset or none."""
+        """Return a number of `scontrol show config`; None if it is unset or not a number."""
         text = self.config.get(key, "").split()
         return int(text[0]) if text and text[0].isdigit() else None
 
@@ -104,7 +103,7 @@ class SiteRules:
 
 
 def parse_config(text: str) -> dict[str, str]:
-    """`scontrol show config`: "Key = value" lines; headings and blank lines are skipped."""
+    """Parse the "Key = value" lines of `scontrol show config`; headings and blank lines are skipped."""
     pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
     return {key.strip(): value.strip() for key, _, value in pairs}
 
@@ -141,7 +140,7 @@ def _positive(text: str) -> int | None:
 
 
 def unknown_partition(rules: SiteRules, settings: Mapping[str, str | None]) -> str:
-    """What names a partition that the cluster lacks, and those that it has; "" where each is there.
+    """Return a message about settings that name a partition unknown to the cluster; "" if there are none.
 
     `settings`: name of a setting -> its value; None: the site's default partition.
     """
@@ -156,7 +155,7 @@ def unknown_partition(rules: SiteRules, settings: Mapping[str, str | None]) -> s
 
 
 def private_memory(config: Mapping[str, str]) -> str:
-    """The plug-in that gives each job a /dev/shm of its own; empty where Slurm names none."""
+    """Return the plug-in that gives each job a private /dev/shm; empty if Slurm names none."""
     for key in ("NamespaceType", "JobContainerType"):
         value = config.get(key, "")
         if value.partition("/")[2] not in _UNSET:
@@ -165,7 +164,7 @@ def private_memory(config: Mapping[str, str]) -> str:
 
 
 def whole_nodes(rules: SiteRules, partition: str | None) -> str:
-    """Why each job of the partition has its node to itself; "" where jobs share nodes."""
+    """Return why each job of the partition has its node to itself; "" if jobs share nodes."""
     exclusive = [p.name for p in rules.chosen(partition) if p.exclusive]
     if exclusive:
         return f"partition {', '.join(exclusive)} gives whole nodes (OverSubscribe=EXCLUSIVE)"
@@ -175,11 +174,11 @@ def whole_nodes(rules: SiteRules, partition: str | None) -> str:
 
 
 def host_reason(rules: SiteRules, partition: str | None, refusal: str, *, stage: bool = True) -> str:
-    """Why one job must host a node's trials (rung 2); "" where a precursor beside them serves.
+    """Return why one job must host a node's trials (rung 2); "" if a precursor serves them.
 
-    `refusal`: the cluster's words where it refused a job like the precursor; where they are about a
-    setting of precursors, another rung is no answer. `stage`: do weights go to memory? Else only whole
-    nodes matter: a second trial would wait until the first leaves the node.
+    `refusal`: the cluster's refusal of a job like the precursor; if it is about a setting of precursors, another rung does
+    not help. `stage`: weights go to memory. Otherwise only whole nodes matter: a second trial would wait until the first
+    leaves the node.
     """
     whole = whole_nodes(rules, partition)
     if whole or not stage:
@@ -192,7 +191,7 @@ def host_reason(rules: SiteRules, partition: str | None, refusal: str, *, stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wants:
-    """What an evaluation's jobs ask of a node. Memory in MiB."""
+    """Requests of an evaluation's jobs on a node. Memory in MiB."""
 
     precursor_mb: int
     trial_mb: int
@@ -201,11 +200,10 @@ class Wants:
 
 
 def crowding(rules: SiteRules, partition: str | None, nodes: Iterable[NodeState], wants: Wants) -> str:
-    """Why a precursor would keep trials off its node where one job would host them all; "" where not.
+    """Return why a precursor would keep trials off its node while one job could host all of them; otherwise "".
 
-    Slurm raises a job's CPUs to its memory / MaxMemPerCPU, so a large model's precursor gets many.
-    Tried on 22.05: a job with GPUs and CPUs keeps its CPUs, and runs only where the node has the
-    raised number.
+    Slurm raises a job's CPUs to its memory / MaxMemPerCPU, so a large model's precursor gets many. Observed on 22.05: a job
+    with GPUs and CPUs keeps its CPUs, and only runs if the node has the raised number.
     """
     limits = [p.max_memory_per_cpu_mb or rules.number("MaxMemPerCPU") for p in rules.chosen(partition)]
     per_cpu = min((limit for limit in limits if limit), default=0)
@@ -228,29 +226,29 @@ def crowding(rules: SiteRules, partition: str | None, nodes: Iterable[NodeState]
 
 
 def limits_on(job: Job, options: SlurmOptions, rules: SiteRules, accounting: Accounting) -> list[Limit]:
-    """Those of the job's account and QOS, and of the QOS of its partitions."""
+    """Return the limits of the job's account and QOS, and of the QOS of its partitions."""
     chosen = rules.chosen(options.partition_of(job))
     names, own = [p.name for p in chosen], [p.qos for p in chosen if p.qos]
     return accounting.limits(options.account_of(job), options.qos_of(job), names, own)
 
 
 def within_limits(job: Job, options: SlurmOptions, rules: SiteRules, accounting: Accounting) -> Job:
-    """The job with its time limit cut to MaxTime of its partitions, and to MaxWall."""
+    """Return the job with its time limit reduced to MaxTime of its partitions, and to MaxWall."""
     times = [p.max_seconds for p in rules.chosen(options.partition_of(job))]
     times += [limit.most for limit in limits_on(job, options, rules, accounting) if limit.what == "wall"]
     most = [seconds for seconds in times if seconds is not None]
     return replace(job, time_limit_seconds=min([job.time_limit_seconds, *most]))
 
 
-# --- asking ----------------------------------------------------------------------------------------------------------
+# --- queries ------------------------------------------------------------------------------------------------------------
 
 
 Ask = Callable[[Sequence[str]], str]
-"""Runs a command of Slurm: what it prints, or ClusterError."""
+"""Runs a command of Slurm and returns its output, or raises ClusterError."""
 
 
 def ask_slurm(argv: Sequence[str]) -> str:
-    """What a command of Slurm prints; ClusterError in its own words."""
+    """Return the output of a Slurm command. Raise ClusterError with its message."""
     try:
         return run_command(argv, seconds=SACCTMGR_SECONDS if argv[0] == "sacctmgr" else SCONTROL_SECONDS)
     except CommandError as error:
@@ -258,7 +256,7 @@ def ask_slurm(argv: Sequence[str]) -> str:
 
 
 def ask_rules(ask: Ask = ask_slurm) -> SiteRules:
-    """The site's settings and partitions; those of other groups count as hidden. Raises ClusterError."""
+    """Query the site's settings and partitions; those of other groups count as hidden. Raise ClusterError."""
     listing = ("--oneliner", "show", "partition")
     shown = {p.name for p in parse_partitions(ask(["scontrol", *listing]))}
     every = parse_partitions(ask(["scontrol", "--all", *listing]))
@@ -269,9 +267,9 @@ def ask_rules(ask: Ask = ask_slurm) -> SiteRules:
 
 
 def ask_accounting(rules: SiteRules, ask: Ask = ask_slurm) -> Accounting | None:
-    """This user's associations with the cluster, the accounts above them, and all QOS; None: the site has no accounting.
+    """Query this user's associations, the accounts above them, and all QOS; None: the site has no accounting.
 
-    Raises ClusterError.
+    Raise ClusterError.
     """
     if rules.config.get("AccountingStorageType", "").partition("/")[2] in ("", "none"):
         return None
@@ -301,7 +299,7 @@ PRECURSOR = Job(
 
 
 def refusal_of(cluster: Cluster, job: Job) -> str:
-    """The cluster's words where it refuses the job; "" where it takes it. Raises ClusterError."""
+    """Return the cluster's refusal of the job; "" if it is accepted. Raise ClusterError."""
     try:
         cluster.check(job)
     except RefusedError as error:
@@ -310,10 +308,10 @@ def refusal_of(cluster: Cluster, job: Job) -> str:
 
 
 def precursor_refusal(cluster: Cluster, nodes: Sequence[str], job: Job = PRECURSOR) -> str:
-    """The cluster's words where it refuses a precursor on a GPU node for lack of a GPU; "" where not.
+    """Return the cluster's refusal of a precursor on a GPU node for lack of a GPU; otherwise "".
 
-    A node that refuses such a trial with a GPU, too (a reservation, memory, a limit), proves
-    nothing: then the second node is tried. Raises ClusterError where the cluster does not answer.
+    A node that also refuses such a trial with a GPU (a reservation, memory, a limit) proves nothing, so the second node is
+    tried. Raise ClusterError if the cluster does not answer.
     """
     for node in nodes[:2]:
         words = refusal_of(cluster, replace(job, node=node))
@@ -323,11 +321,11 @@ def precursor_refusal(cluster: Cluster, nodes: Sequence[str], job: Job = PRECURS
 
 
 def refusing(clusters: Mapping[str, Cluster]) -> dict[str, str]:
-    """Partitions that take this user's job neither without a GPU nor with one, with Slurm's words.
+    """Return partitions that accept this user's job neither with nor without a GPU, with Slurm's message.
 
-    `clusters`: one set to each partition.
+    `clusters`: one per partition.
 
-    Such as those of other groups, accounts or QOS. Raises ClusterError.
+    For instance those of other groups, accounts or QOS. Raise ClusterError.
     """
     with_gpu = replace(PRECURSOR, gpus=1)
     found = {name: refusal_of(c, PRECURSOR) and refusal_of(c, with_gpu) for name, c in clusters.items()}
@@ -335,9 +333,9 @@ def refusing(clusters: Mapping[str, Cluster]) -> dict[str, str]:
 
 
 def account_demanded(rules: SiteRules, refusing: Callable[[str], Mapping[str, str]]) -> str | None:
-    """The first account of this user, the default one before others, whose jobs some partition takes; None: no account helps.
+    """Return the first account of this user, the default first, whose jobs some partition accepts; None: no account helps.
 
-    `refusing`: of an account, the partitions that refuse its jobs. Raises ClusterError.
+    `refusing`: account -> the partitions that refuse its jobs. Raise ClusterError.
     """
     try:
         accounting = ask_accounting(rules)
@@ -352,9 +350,9 @@ def account_demanded(rules: SiteRules, refusing: Callable[[str], Mapping[str, st
 
 
 def request_taken(cluster_with: Callable[[str], Cluster]) -> str | None:
-    """The first of GPU_REQUESTS by which the cluster takes a job with a GPU; None where it takes none.
+    """Return the first of GPU_REQUESTS with which the cluster accepts a job with a GPU; None if there is none.
 
-    `cluster_with`: makes a cluster that asks in this form. Raises ClusterError.
+    `cluster_with`: creates a cluster that uses this form. Raise ClusterError.
     """
     trial = replace(PRECURSOR, gpus=1, purpose="trial")
     return next((form for form in GPU_REQUESTS if not refusal_of(cluster_with(form), trial)), None)
@@ -362,7 +360,7 @@ def request_taken(cluster_with: Callable[[str], Cluster]) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hosting:
-    """A site's rules for hosting: `reason` why one job hosts every node's trials, else the rules.
+    """A site's rules for hosting: `reason` why one job hosts every node's trials, otherwise the rules.
 
     `free`: the settings leave the choice to evalspan. `nodes`: usable ones with GPUs; `listed`: all.
     """
@@ -376,22 +374,22 @@ class Hosting:
     free: bool = True
 
     def reason_for(self, wants: Wants) -> str:
-        """Why one job must host a node's trials of such an evaluation; "" where a precursor serves."""
+        """Return why one job must host a node's trials of such an evaluation; "" if a precursor serves."""
         if self.reason or self.rules is None or not self.free:
             return self.reason
         return crowding(self.rules, self.partition, self.nodes, wants)
 
     @property
     def array_size(self) -> int | None:
-        """Most members of a job array (MaxArraySize; 1 where the site takes none); None where it is unknown."""
+        """Return the maximum size of a job array (MaxArraySize; 1 if the site allows none); None if unknown."""
         most = None if self.rules is None else self.rules.number("MaxArraySize")
         return None if most is None else max(1, most)
 
     def workers_that_fit(self, wants: Wants, cpus: int, memory_mb: int = 0) -> int | None:
-        """Metric workers of `cpus` and `memory_mb` (MiB) each that their partition can run beside its trials.
+        """Return how many metric workers of `cpus` and `memory_mb` (MiB) their partition can run beside its trials.
 
-        At least FEW_WORKERS, where the partition has the cores and the memory: more may wait in Slurm's queue.
-        None where the number of cores is unknown. Memory counts where Slurm allots it.
+        At least FEW_WORKERS if the partition has the cores and the memory, since more may pend in Slurm's queue. None if the
+        number of cores is unknown. Memory counts only if Slurm allocates it.
         """
         if self.rules is None:
             return None
@@ -411,7 +409,7 @@ class Hosting:
 
 
 def ask_hosting(cluster: Cluster, rules: SiteRules, options: SlurmOptions) -> Hosting:
-    """The site's rules for staging and metrics. Raises ClusterError where the cluster does not answer."""
+    """Query the site's rules for staging and metrics. Raise ClusterError if the cluster does not answer."""
     listed, stage = tuple(cluster.nodes()), options.settings.stage.enabled
     free, partition = options.settings.stage.host_trials == "auto", options.trial_partition
     nodes = tuple(n for n in listed if n.usable and n.gpus)

@@ -1,6 +1,6 @@
-"""Checks of single values of the settings: times, ages, hostlists, requests for GPUs, addresses, commands. Pure.
+"""Checks of single settings: times, ages, hostlists, GPU requests, addresses, commands. Pure.
 
-Rule: each returns its argument, or raises a ValueError that says what to write instead. Fields of `schema.py` name them.
+Rule: each returns its argument, or raises a ValueError that says what to write instead. Fields of `schema.py` refer to them.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-GPU_REQUEST = "--gres=gpu:{n}"  # arguments that ask for a job's GPUs, unless the settings have others
-ENTRY = re.compile(r"(?:[^\[\],\s]|\[[^\[\]\s]*\])+")  # of a hostlist; commas in brackets belong to it
+GPU_REQUEST = "--gres=gpu:{n}"  # default arguments that request a job's GPUs
+ENTRY = re.compile(r"(?:[^\[\],\s]|\[[^\[\]\s]*\])+")  # of a hostlist; commas in brackets are part of it
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
 _TIME = re.compile(r"(?:(\d+)-)?(\d{1,2}):(\d\d):(\d\d)")
 
 
 def seconds_of(time_limit: str) -> int:
-    """Seconds of Slurm's `[days-]hours:minutes:seconds`; ValueError for any other text."""
+    """Return the seconds of Slurm's `[days-]hours:minutes:seconds`. Raise ValueError for any other text."""
     match = _TIME.fullmatch(time_limit)
     if match is None:
         raise ValueError('a time such as "4:00:00" or "2-00:00:00" (days-hours:minutes:seconds)')
@@ -45,7 +45,7 @@ def check_model_args(model_args: dict[str, Any]) -> dict[str, Any]:
     for key in ("pretrained", "revision", "subfolder"):
         if key in model_args:
             raise ValueError(
-                f"a table without {key!r} (the checkpoint, ORG/MODEL@REVISION or a folder, says it)"
+                f"a table without {key!r} (given by the checkpoint: ORG/MODEL@REVISION or a folder)"
             )
     return model_args
 
@@ -54,7 +54,7 @@ _AGE = re.compile(r"(\d+)([hdw])")
 
 
 def age_seconds(text: str) -> int:
-    """Seconds of "12h", "30d" or "8w"; ValueError for any other text."""
+    """Return the seconds of "12h", "30d" or "8w". Raise ValueError for any other text."""
     match = _AGE.fullmatch(text)
     if match is None:
         raise ValueError('an age such as "12h", "30d" or "8w"')
@@ -67,16 +67,14 @@ def check_age(text: str) -> str:
 
 
 def check_hostlist(text: str) -> str:
-    """Return `text`; ValueError where it is no Slurm hostlist, such as "gpu[01-04,7],n1"."""
+    """Return `text`. Raise ValueError unless it is a Slurm hostlist, such as "gpu[01-04,7],n1"."""
     if ",".join(ENTRY.findall(text)) != text or not text:
-        raise ValueError(f'Slurm hostlists such as "gpu[01-04],n7" (no hostlist: {text!r})')
+        raise ValueError(f'Slurm hostlists such as "gpu[01-04],n7" (not {text!r})')
     for ranges in re.findall(r"\[(.*?)\]", text):
         for part in ranges.split(","):
             match = _RANGE.fullmatch(part)
             if match is None or int(match[2] or match[1]) < int(match[1]):
-                raise ValueError(
-                    f'Slurm hostlists with ranges such as "gpu[01-04,7]" (no hostlist: {text!r})'
-                )
+                raise ValueError(f'Slurm hostlists with ranges such as "gpu[01-04,7]" (not {text!r})')
     return text
 
 
@@ -93,26 +91,26 @@ RESERVED: Mapping[str, str] = {
     "[nodes] names such nodes": "nodelist w nodefile F exclude x",
     "[cluster] export and [trial] env give jobs variables": "export export-file",
 }
-"""Why -> options of sbatch, and their letters, that no setting may add."""
+"""Reason -> options of sbatch, long and short, that no setting may add."""
 
 
 def check_extra_args(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return `words`; ValueError for an option in RESERVED, also one that is abbreviated as sbatch allows."""
+    """Return `words`. Raise ValueError for an option in RESERVED, even if abbreviated as sbatch allows."""
     for word in words:
         name = word.removeprefix("--").partition("=")[0] if word.startswith("--") else ""
-        letter = re.match(r"-[HsuvO]*(\w)", word)  # behind letters that take no value
+        letter = re.match(r"-[HsuvO]*(\w)", word)  # after letters that take no value
         for why, options in RESERVED.items():
             for long, short in re.findall(r"([\w-]{2,})(?: (\w)\b)?", options):
                 if (name and long.startswith(name)) or (letter and letter[1] == short):
-                    raise ValueError(f"options of sbatch but for --{long} ({why})")
+                    raise ValueError(f"options of sbatch other than --{long} ({why})")
     return words
 
 
 def check_gpu_request(template: str) -> str:
-    """Return `template`; ValueError where it makes no arguments that ask for {n} GPUs, perhaps of a {type}."""
+    """Return `template`. Raise ValueError unless it makes arguments that request {n} GPUs, optionally of a {type}."""
     try:
         words = shlex.split(template)
-    except ValueError:  # an open quotation mark
+    except ValueError:  # an unclosed quote
         words = []
     check_extra_args(tuple(words))
     other = re.search(r"[{}]", template.replace("{n}", "").replace("{type}", ""))

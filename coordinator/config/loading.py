@@ -1,12 +1,12 @@
-"""One Config from evalspan.toml, the environment and the command line.
+"""Loads one Config from evalspan.toml, the environment and the command line.
 
-Settings are searched for in `--config`, `$EVALSPAN_CONFIG`, `./evalspan.toml` and `~/.config/evalspan.toml`: the first file
-found counts. A key `x` of section `[s]` is also the variable `EVALSPAN_S_X`: text as it is, everything else as in TOML
-(`EVALSPAN_WATCH_FOLDERS='["/a"]'`). The command line wins over variables, variables win over the file, and the file over the
-defaults. A wrong key or type is refused with file, line and key before anything is submitted.
+Settings are searched for in `--config`, `$EVALSPAN_CONFIG`, `./evalspan.toml` and `~/.config/evalspan.toml`; the first file
+found counts. Key `x` of section `[s]` can also be set by the variable `EVALSPAN_S_X`: text is used as is, everything else is
+parsed as TOML (`EVALSPAN_WATCH_FOLDERS='["/a"]'`). The command line overrides variables, variables override the file, and the
+file overrides the defaults. A wrong key or type is refused with file, line and key before anything is submitted.
 
-Rule: the defaults are those of `schema.py`. The file is read strictly. No other module of the coordinator reads settings from
-the environment.
+Rule: the defaults are those of `schema.py`. Unknown keys in the file are refused. No other module of the coordinator reads
+settings from the environment.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PREFIX = "EVALSPAN_"
 MODEL_ARGS = "trial.model_args"
 FOR_SLURM = ("partition", "cpu_partition", "account", "qos", "nice", "reservation", "extra_args")  # [cluster]
 
-# dotted key -> the option of the command line that sets it
+# dotted key -> its command-line option
 OPTIONS = {
     "work_dir": "--work-dir",
     "cluster.kind": "--cluster",
@@ -47,23 +47,22 @@ OPTIONS = {
 
 
 def _said_by(key: str) -> str:
-    """What set this dotted key, in a message: the command line's option, else `settings` of a call."""
+    """Return what set this dotted key, for a message: the command-line option, otherwise `settings` of a call."""
     return "--model-args" if key.startswith(f"{MODEL_ARGS}.") else OPTIONS.get(key, f"settings {key!r}")
 
 
 def _in_defaults(_location: toml.Location) -> str:
-    """Where a setting stands that nothing sets."""
+    """Return the source of an unset setting."""
     return "the defaults"
 
 
 def load(
     path: Path | None, environ: Mapping[str, str], overrides: Mapping[str, object] | None = None
 ) -> Config:
-    """The settings of this process, checked once.
+    """Return the settings of this process, checked once.
 
-    `path`: of --config (None: searched, see `find`). `overrides`: dotted key ("cluster.partition")
-    -> value of the command line; None: not given. OperatorError names file and line, variable or
-    option.
+    `path`: from --config (None: searched, see `find`). `overrides`: dotted key ("cluster.partition") -> value from the
+    command line; None: not given. Raise OperatorError, which names file and line, variable or option.
     """
     file = find(path, environ)
     data: dict[str, Any] = {"work_dir": Config.model_fields["work_dir"].default}
@@ -75,7 +74,7 @@ def load(
     given: dict[toml.Location, object] = {
         tuple(key.split(".")): value
         for key, value in (overrides or {}).items()
-        if value is not None or key.startswith(f"{MODEL_ARGS}.")  # None is a model argument's value, too
+        if value is not None or key.startswith(f"{MODEL_ARGS}.")  # None is a valid model argument
     }
     said: dict[toml.Location, str] = {}
     for location, source, value in (
@@ -87,7 +86,7 @@ def load(
     _over_roles(data, given)
     named = [location for location, _ in settings() if _is_for_slurm(location) and _has(data, location)]
     if named and not _has(data, ("cluster", "kind")):
-        # a partition or an account means Slurm; a file that has them may yet be used with --cluster local
+        # a partition or an account implies Slurm; a file with them can still be used with --cluster local
         _put(data, ("cluster", "kind"), "slurm")
 
     def where(location: toml.Location) -> str:
@@ -95,7 +94,7 @@ def load(
         return next((said[table] for table in tables if table in said), "") or in_file(location)
 
     config = toml.check(Config, _absolute(data, Path.cwd()), where)
-    # where the file chose local, a variable is no older choice
+    # if the file selects local, a variable does not override that
     typed = given if ("cluster", "kind") in said else said
     for location in named if config.cluster.kind == "local" else ():
         if location in typed:
@@ -107,16 +106,16 @@ def load(
 
 
 def find(path: Path | None, environ: Mapping[str, str]) -> Path | None:
-    """The first of --config, $EVALSPAN_CONFIG, ./evalspan.toml, ~/.config/evalspan.toml; or None.
+    """Return the first of --config, $EVALSPAN_CONFIG, ./evalspan.toml, ~/.config/evalspan.toml; or None.
 
-    OperatorError where one was named and is not there.
+    Raise OperatorError if a named file is missing.
     """
     named = path or (Path(environ["EVALSPAN_CONFIG"]) if environ.get("EVALSPAN_CONFIG") else None)
     if named is not None:
         named = named.expanduser().absolute()
         if not os.path.isfile(named):  # noqa: PTH113 (False in a private folder)
             by = "--config" if path else "$EVALSPAN_CONFIG"
-            raise OperatorError(f"{by} names {named}, which is no file: `evalspan init` writes one")
+            raise OperatorError(f"{by} names {named}, which is not a file: `evalspan init` writes one")
         return named
     # File ./evalspan.toml: settings | you, or `evalspan init` | by hand
     # File ~/.config/evalspan.toml: settings, where the current folder has none | you | by hand
@@ -126,7 +125,7 @@ def find(path: Path | None, environ: Mapping[str, str]) -> Path | None:
 
 
 def source_of(path: Path | None, environ: Mapping[str, str], *location: str) -> str:
-    """What sets a setting: "$VARIABLE", or "FILE, line N"; "" where neither does. `path`, `environ`: as of `load`."""
+    """Return what sets a setting: "$VARIABLE", or "FILE, line N"; "" if neither. `path`, `environ`: as in `load`."""
     variable = PREFIX + "_".join(location).upper()
     if environ.get(variable):
         return f"${variable}"
@@ -136,7 +135,7 @@ def source_of(path: Path | None, environ: Mapping[str, str], *location: str) -> 
 
 
 def _over_roles(data: dict[str, Any], given: Mapping[toml.Location, object]) -> None:
-    """Let --account and --qos hold for every role, --partition for those of jobs on nodes with GPUs."""
+    """Apply --account and --qos to every role, --partition to those with jobs on GPU nodes."""
     for key in ("partition", "account", "qos"):
         roles = ("precursor", "trial") if key == "partition" else SlurmConfig.model_fields
         for role in roles if ("cluster", key) in given else ():
@@ -170,7 +169,7 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[toml.Locatio
 
 
 def _value(text: str, field: FieldInfo) -> object:
-    """The text itself where the key takes text, else parsed as TOML; checked later."""
+    """Return the text itself if the key takes text, otherwise parse it as TOML; checked later."""
     annotation: Any = field.annotation
     adapter: TypeAdapter[Any] = TypeAdapter(annotation)
     try:
@@ -184,7 +183,7 @@ def _value(text: str, field: FieldInfo) -> object:
 
 
 def _put(data: Any, location: toml.Location, value: object) -> None:
-    """Set a key in nested tables; a value in the place of a table stays, and is refused later."""
+    """Set a key in nested tables; a value in place of a table is kept, and refused later."""
     for key in location[:-1]:
         data = data.setdefault(str(key), {})
         if not isinstance(data, dict):
@@ -193,7 +192,7 @@ def _put(data: Any, location: toml.Location, value: object) -> None:
 
 
 def _absolute(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """`data` with every path absolute: `~` is the home, a relative one is below `folder`."""
+    """Return `data` with every path absolute: `~` is the home, relative paths start from `folder`."""
 
     def absolute(value: Any) -> Any:
         if isinstance(value, list):

@@ -1,7 +1,7 @@
-"""All settings with their types, defaults and texts, as one frozen Config. Pure.
+"""All settings with their types, defaults and descriptions, as one frozen Config. Pure.
 
-Rule: a setting's text is the docstring below its field, with "; default: …" where the default is None. The file that
-`evalspan init` writes, docs/reference/settings.md and the errors are made of the fields. `loading.py` fills them from
+Rule: a setting's description is the docstring below its field, with "; default: …" if the default is None. The file that
+`evalspan init` writes, docs/reference/settings.md and the errors are generated from the fields. `loading.py` fills them from
 evalspan.toml, the environment and the command line.
 """
 
@@ -39,20 +39,20 @@ from evaljobs.contract.specs import Count, JudgeConfig, Mode, Positive, Record
 TimeLimit = Annotated[str, AfterValidator(check_time)]
 HostLists = Annotated[tuple[str, ...], AfterValidator(lambda texts: tuple(map(check_hostlist, texts)))]
 SbatchOptions = Annotated[tuple[str, ...], AfterValidator(check_extra_args)]
-# A folder or file; `load` resolves `~` and paths relative to the file that names it.
+# A folder or file; `load` resolves `~`, and relative paths against the file that names it.
 Place = Annotated[Path, PlainSerializer(str)]
 
 
 def example(value: Any, **bounds: Any) -> Any:
-    """A setting that is not set unless the user does. `value`: what the template shows of it."""
+    """Return a field that is unset by default. `value`: what the template shows."""
     return Field(None, examples=[value], **bounds)
 
 
 class ClusterConfig(Record):
-    """Where jobs run and as whom."""
+    """Where jobs run, and under which account."""
 
     kind: Literal["local", "slurm"] = "local"
-    """where jobs run: "local": as processes on this machine; "slurm": as jobs of Slurm"""
+    """where jobs run: "local": as processes on this machine; "slurm": as Slurm jobs"""
     api: Literal["cli", "pyslurm"] = "cli"
     """how Slurm is called; "pyslurm" needs `pip install evalspan[slurm]` and Slurm 25.11"""
     partition: str | None = example("gpu")
@@ -64,37 +64,37 @@ class ClusterConfig(Record):
     qos: str | None = example("my-qos")
     """QOS of all jobs; default: the site's"""
     nice: Count | None = example(100)
-    """sbatch's --nice, so that jobs stand behind the site's others"""
+    """sbatch's --nice, so that jobs yield to the site's others"""
     reservation: str | None = example("my-res")
     """reservation that all jobs run in"""
     extra_args: SbatchOptions = ()
-    """options of every sbatch, e.g. ["--exclusive=user"]"""
+    """additional options for every sbatch, e.g. ["--exclusive=user"]"""
     export: tuple[str, ...] = ()
-    """further variables that jobs get, e.g. ["SITE_*"] (docs/site/slurm.md#variables-that-jobs-get)"""
+    """additional variables to pass to jobs, e.g. ["SITE_*"] (docs/site/slurm.md#variables-that-jobs-get)"""
     poll_seconds: float = Field(10.0, ge=1)
-    """time between two listings of the cluster's jobs; of its nodes: 1.5 times that"""
+    """seconds between two listings of the cluster's jobs; nodes: 1.5 times that"""
     slots: Positive | None = example(2)
-    """trials at once with kind "local"; default: one a GPU, or two without GPUs"""
+    """concurrent trials with kind "local"; default: one per GPU, or two without GPUs"""
 
 
 class RoleConfig(Record):
-    """What jobs of one role ask Slurm for, in place of what [cluster] says; their extra_args follow those of [cluster]."""
+    """Slurm options for the jobs of one role, overriding [cluster]; their extra_args are appended to those of [cluster]."""
 
     partition: str | None = example("gpu")
-    """partition of these jobs; default: as [cluster] says"""
+    """partition of these jobs; default: that of [cluster]"""
     account: str | None = example("my-account")
-    """account of these jobs; default: as [cluster] says"""
+    """account of these jobs; default: that of [cluster]"""
     qos: str | None = example("my-qos")
-    """QOS of these jobs; default: as [cluster] says"""
+    """QOS of these jobs; default: that of [cluster]"""
     extra_args: SbatchOptions = ()
-    """options of sbatch, behind those of [cluster]"""
+    """options of sbatch, after those of [cluster]"""
 
 
 class SlurmConfig(Record):
-    """How jobs ask for GPUs; its tables: what jobs of one role ask for in place of what [cluster] says."""
+    """How jobs request GPUs; its tables override [cluster], for the jobs of one role."""
 
     gpu_request: Annotated[str, AfterValidator(check_gpu_request)] = GPU_REQUEST
-    """how sbatch asks for GPUs: "--gres=gpu:{type}:{n}" with the node's type, "--gpus-per-node={n}"."""
+    """sbatch's GPU request: "--gres=gpu:{type}:{n}" with the node's type, "--gpus-per-node={n}"."""
     precursor: RoleConfig = RoleConfig()
     """jobs that stage weights on a node"""
     trial: RoleConfig = RoleConfig()
@@ -106,39 +106,38 @@ class SlurmConfig(Record):
 
 
 class TrialConfig(Record):
-    """How a trial loads the model, and what it asks of a node."""
+    """How a trial loads the model, and its resources."""
 
     python: str | None = example("/path/python")
-    """the interpreter that has your torch or vLLM; default: evalspan's own"""
+    """interpreter with your torch or vLLM; default: evalspan's own"""
     prologue: str | None = example("module load cuda")
-    """shell lines before the interpreter of builds, precursors, trials and metric workers"""
+    """shell lines to run before the interpreter in builds, precursors, trials and metric workers"""
     container: str | None = example("apptainer exec --nv image.sif")
-    """command in front of the interpreter"""
+    """command prefix of the interpreter"""
     env: dict[str, str] = Field({})
-    """variables of the jobs, e.g. { NCCL_DEBUG = "WARN" }"""
+    """environment variables of the jobs, e.g. { NCCL_DEBUG = "WARN" }"""
     engine: str = "hf"
-    """lm-eval's name of the engine: "hf" or "vllm"; "sglang" is passed to lm-eval, not tested here"""
+    """engine, by lm-eval's name: "hf" or "vllm"; "sglang" is passed to lm-eval but not tested"""
     mode: Mode = "exact"
-    """mode of suites without one; "fast": hf computes each shared context once
-    (docs/evaluating/exact-and-fast.md)"""
+    """mode of suites that set none; "fast": hf computes each shared context once (docs/evaluating/exact-and-fast.md)"""
     model_args: Annotated[dict[str, Any], AfterValidator(check_model_args)] = Field({})
     """lm-eval's --model_args, e.g. { dtype = "bfloat16" }"""
     gpus_per_trial: Positive = 1
-    """GPUs of a trial"""
+    """GPUs per trial"""
     cpus: Positive = 1
-    """CPU cores of a trial"""
+    """CPU cores per trial"""
     memory_mb: Positive | None = example(16384)
-    """MB that a trial asks of Slurm; default: 4096 and what the weights need"""
+    """MB of memory that a trial requests; default: 4096 plus what the weights need"""
     threads: Positive | None = example(1)
-    """CPU threads of a trial; default: torch's own choice"""
+    """CPU threads per trial; default: torch's own choice"""
     device: str | None = example("cpu")
-    """torch device of a trial; default: cuda where the job has a GPU"""
+    """torch device of trials; default: cuda if the job has a GPU"""
     time_limit: TimeLimit = "4:00:00"
-    """time limit of a trial at most; trials ask for what their work is predicted to take"""
+    """longest time limit of a trial; trials request what their work is predicted to take"""
     hung_seconds: float | None = example(900.0, gt=0)
-    """without progress for so long a trial is ended, its shard given to another; default: 900, vllm 1800"""
+    """seconds without progress after which a trial is ended and its shard moves to another; default: 900, vllm 1800"""
     redis_patience_seconds: float = Field(600.0, ge=0)
-    """a trial without work waits this long for Redis: a requeued coordinator's is away for 2 minutes"""
+    """seconds that an idle trial waits for an unreachable Redis; a requeued coordinator's returns after 2 minutes"""
 
     @property
     def time_limit_seconds(self) -> int:
@@ -146,13 +145,12 @@ class TrialConfig(Record):
 
 
 class PlanConfig(Record):
-    """Which shards run where, in which order."""
+    """Which shards run where, and in which order."""
 
     policy: Literal["evalspan", "round-robin"] = "evalspan"
-    """how shards are planned; "round-robin": sets sorted by prior, dealt round-robin to trials (Hu et al.,
-    NSDI 2024)"""
+    """planning policy; "round-robin": sets sorted by prior, dealt round-robin to trials (Hu et al., NSDI 2024)"""
     steal: bool | None = example(True)
-    """a trial without shards takes another's; default: true, with "round-robin" false"""
+    """whether a trial without shards takes another's; default: true, with "round-robin" false"""
 
     @property
     def steals(self) -> bool:
@@ -165,18 +163,17 @@ class StageConfig(Record):
     enabled: bool = True
     """false: every trial reads the checkpoint from shared storage"""
     host_trials: bool | Literal["auto"] = "auto"
-    """true: one long job a node stages and hosts trials (private /dev/shm, exclusive nodes); "auto": where
-    Slurm's own rules ask for it"""
+    """true: one long job per node stages weights and hosts trials (private /dev/shm, exclusive nodes); "auto": if Slurm's
+    rules require it
+    """
     roots: tuple[str, ...] = Field(("/dev/shm",), min_length=1)
-    """folders of a node for the weights: the first that is usable and large enough, e.g. ["/dev/shm",
-    "/local/scratch"]"""
+    """folders on a node for the weights; the first that is usable and large enough, e.g. ["/dev/shm", "/local/scratch"]"""
     lease_seconds: float = Field(900.0, ge=1)
-    """staged weights are cleared after so long without the coordinator's renewal: keep it above 90 on
-    Slurm"""
+    """seconds without renewal by the coordinator after which staged weights are cleared; keep it above 90 on Slurm"""
     readers: Positive = 16
-    """a precursor's parallel reads of one file"""
+    """parallel reads per file in a precursor"""
     prefetch: float = Field(0.5, ge=0, le=1)
-    """share of a node's free memory that the next checkpoint may take while its GPUs are busy"""
+    """share of a node's free memory for the next checkpoint while its GPUs are busy"""
 
     @property
     def hosts(self) -> bool:
@@ -184,60 +181,61 @@ class StageConfig(Record):
 
 
 class RedisConfig(Record):
-    """The site's server where `url` is set; else evalspan starts its own."""
+    """The site's Redis server if `url` is set; otherwise evalspan starts its own."""
 
     url: str | None = example("rediss://redis.site:6380/0")
-    """the site's server; default: evalspan starts its own here"""
+    """the site's server; default: evalspan starts its own"""
     bind: str | None = example("10.0.0.1")
-    """address of evalspan's server; default: the one that compute nodes reach"""
+    """address of evalspan's server; default: the one that compute nodes can reach"""
     port: int = Field(0, ge=0, le=65535)
-    """port of evalspan's server; 0: any free one"""
+    """port of evalspan's server; 0: any free port"""
     username: str | None = example("evalspan")
-    """ACL user at the site's server"""
+    """ACL user on the site's server"""
     password_file: Place | None = example("redis.password")
-    """file of mode 0600 with that user's password"""
+    """file with that user's password, mode 0600"""
     ca_file: Place | None = example("site-ca.pem")
-    """authority of a server with rediss://; default: the system's authorities"""
+    """CA certificates for rediss://; default: the system's"""
     cert_file: Place | None = example("client.pem")
-    """the client's certificate, where the server asks for one"""
+    """client certificate, if the server requires one"""
     key_file: Place | None = example("client.key")
-    """key of that certificate"""
+    """private key of that certificate"""
 
 
 class MetricConfig(Record):
-    """CPU workers that execute programs and score; the plan chooses their number, `workers` at most."""
+    """CPU workers that execute programs and score; the plan chooses their number, up to `workers`."""
 
     workers: Positive | None = example(16)
-    """most CPU jobs that execute programs and score; default: what the partition's cores hold, 64 at most"""
+    """maximum number of metric workers; default: what the partition's cores hold, at most 64"""
     cpus: Positive = 1
-    """CPU cores of a metric worker"""
+    """CPU cores per metric worker"""
     memory_mb: Positive = 4096
-    """MB that a metric worker asks of Slurm"""
+    """MB of memory that a metric worker requests"""
     bootstrap_iters: Count = 100000
-    """resamples for standard errors, as in lm-eval; fewer are faster"""
+    """bootstrap resamples for standard errors, as in lm-eval; fewer are faster"""
     item_seconds: float = Field(60.0, gt=0)
     """time limit of one program, or of one item's metric"""
     allow_unsafe: bool = False
-    """true: run generated programs also where resource limits alone hold"""
+    """true: run generated programs even if only resource limits isolate them"""
 
 
 class WatchConfig(Record):
     """Where checkpoints appear, and what a member's notice may name."""
 
     folders: tuple[Place, ...] = ()
-    """folders that a training writes checkpoints to, listed every second, e.g. ["/shared/run7/checkpoints"];
-    needs `suite` below"""
+    """folders that a training writes checkpoints to, listed every second, e.g. ["/shared/run7/checkpoints"]; requires `suite`
+    below
+    """
     roots: tuple[Place, ...] = ()
-    """checkpoints of members of shared_group are taken below these and `folders` only, e.g. ["/shared"]"""
+    """members of shared_group may only submit checkpoints below these and `folders`, e.g. ["/shared"]"""
     suites: tuple[Place, ...] = ()
-    """suite files that the hook may name, e.g. ["suites/mine.toml"], which it names "mine"."""
+    """suite files that the hook may name, e.g. ["suites/mine.toml"], named "mine"."""
     suite: str | None = example("core")
     """suite of checkpoints announced without a suite"""
 
     @field_validator("suite")
     @classmethod
     def _file_of(cls, name: str | None, info: ValidationInfo) -> str | None:
-        """The file in `suites` that has this name, else the name."""
+        """Return the file in `suites` with this name, otherwise the name."""
         return next((str(file) for file in info.data.get("suites", ()) if file.stem == name), name)
 
 
@@ -245,13 +243,13 @@ class BorrowConfig(Record):
     """How much of the cluster evalspan may take."""
 
     max_nodes: Positive | None = example(4)
-    """most nodes of all evaluations together; default: no bound"""
+    """maximum number of nodes for all evaluations together; default: no limit"""
     max_gpus: Positive | None = example(16)
-    """most GPUs of all evaluations together; default: no bound"""
+    """maximum number of GPUs for all evaluations together; default: no limit"""
     leave_nodes_free: Count = 0
-    """idle nodes to leave to others"""
+    """idle nodes to leave free for others"""
     best_effort: str | None = example("scavenge")
-    """partitions whose jobs are preempted, used for nodes that [cluster] partition lacks"""
+    """partitions with preemptible jobs, for nodes outside of [cluster] partition"""
     best_effort_qos: str | None = example("low")
     """QOS of jobs there; default: [cluster] qos"""
 
@@ -260,59 +258,60 @@ class NodesConfig(Record):
     """Which nodes evalspan may take."""
 
     include: HostLists = ()
-    """the only nodes for jobs with GPUs, as Slurm hostlists, e.g. ["gpu[01-16]", "dgx1"]"""
+    """the only nodes to use for jobs with GPUs, as Slurm hostlists, e.g. ["gpu[01-16]", "dgx1"]"""
     exclude: HostLists = ()
-    """nodes without jobs of evalspan, e.g. ["gpu[03,07]"]"""
+    """nodes that evalspan must not use, e.g. ["gpu[03,07]"]"""
     gpu_types: tuple[str, ...] = ()
-    """GPU types to use, as Gres names them, e.g. ["a100", "h100"]; default: any"""
+    """GPU types to use, as named in Gres, e.g. ["a100", "h100"]; default: any"""
     features: tuple[str, ...] = ()
-    """features that a node for jobs with GPUs has, all of them, e.g. ["nvlink"]"""
+    """features that nodes for jobs with GPUs must have, e.g. ["nvlink"]"""
     gpu_memory_gb: dict[str, Annotated[float, Field(gt=0)]] = Field({})
-    """GB of a GPU by its type, where the name does not say it, e.g. { h100 = 94 }"""
+    """GB of memory per GPU type, if the name does not tell, e.g. { h100 = 94 }"""
     wake: bool = False
     """true: jobs may boot nodes that Slurm has powered down (idle~)"""
     check: bool = False
-    """true: the daemon checks a node of Slurm alone before its first use of a day, for half a minute, and cordons a bad one"""
+    """true: the daemon checks each Slurm node before its first use of a day, for half a minute, and cordons bad ones"""
 
 
 class CheckpointConfig(Record):
     """Which checkpoints are evaluated, and how they are read."""
 
     allow_bin: bool = False
-    """true: take pickled weights, which run code when they are loaded"""
+    """true: accept pickled weights, which can run code when loaded"""
     convert: Annotated[str, AfterValidator(check_conversion)] | None = example(
         "python dcp_to_hf.py {src} {dst}"
     )
-    """command that makes a Hugging Face folder {dst} of training's own format {src}, without a shell; a CPU
-    job, cached"""
+    """command that converts training's own format {src} to a Hugging Face folder {dst}, without a shell; a CPU job, cached"""
     convert_memory_mb: Positive | None = example(65536)
-    """MB that a conversion asks of Slurm; default: twice the checkpoint and 4 GB"""
+    """MB of memory that a conversion requests; default: twice the checkpoint plus 4 GB"""
 
 
 class TrackersConfig(Record):
-    """Trackers that get each ended evaluation; each needs its package (docs/results/trackers.md)."""
+    """Trackers that receive each ended evaluation; each needs its package (docs/results/trackers.md)."""
 
     tensorboard_dir: Place | None = example("tb")
-    """folder of TensorBoard's event files"""
+    """folder for TensorBoard event files"""
     wandb_project: str | None = example("pretraining")
-    """project of W&B; offline runs lie in the work folder below trackers/"""
+    """W&B project; offline runs are stored in the work folder below trackers/"""
     wandb_mode: Literal["offline", "online"] = "offline"
-    """when W&B gets them; "online" sends at once"""
+    """when to send to W&B; "online": immediately"""
     mlflow_uri: str | None = example("http://mlflow.site:5000")
-    """MLflow's server, or file:///path of a file store"""
+    """MLflow server, or file:///path of a file store"""
     mlflow_experiment: str = "evalspan"
-    """name of MLflow's experiment"""
+    """MLflow experiment name"""
 
 
 class RetentionConfig(Record):
-    """What the daemon keeps of evaluations that ended `older_than` ago; scores and journals always (docs/site/disk.md)."""
+    """What the daemon keeps of evaluations that ended `older_than` ago; scores and journals are always kept
+    (docs/site/disk.md).
+    """
 
     keep: Literal["scores", "responses"] | None = example("scores")
-    """what stays: "scores" alone, or "responses" and samples too; default: nothing goes"""
+    """what to keep: "scores" only, or "responses" and samples too; default: everything"""
     older_than: Annotated[str, AfterValidator(check_age)] = "30d"
-    """time since an evaluation's end, also "12h" or "8w"."""
+    """age, counted from an evaluation's end, such as "12h" or "8w"."""
     baselines: tuple[str, ...] = ()
-    """evaluations that lose nothing, by id or glob of ids, e.g. ["step-100000-*"]; `prune` heeds it, too"""
+    """evaluations of which nothing is removed, by id or glob of ids, e.g. ["step-100000-*"]; also applies to `prune`"""
 
     @property
     def older_than_seconds(self) -> int:
@@ -320,39 +319,40 @@ class RetentionConfig(Record):
 
 
 class MetricsConfig(Record):
-    """Prometheus metrics of the daemon (docs/results/alerts.md); they need `pip install 'evalspan[metrics]'`."""
+    """Prometheus metrics of the daemon (docs/results/alerts.md); requires `pip install 'evalspan[metrics]'`."""
 
     listen: Annotated[str, AfterValidator(check_address)] | None = example("127.0.0.1:9464")
     """HOST:PORT that Prometheus scrapes; default: no metrics"""
 
 
 class NotifyConfig(Record):
-    """News of the daemon as JSON: an evaluation ended, failed or is parked, a score is worse than it was."""
+    """Notifications from the daemon as JSON: an evaluation ended, failed or was parked, or a score is worse than it was."""
 
     command: tuple[str, ...] = Field((), examples=[["/home/me/tell"]])
-    """program and arguments; it reads the JSON from its standard input"""
+    """program and arguments; receives the JSON on standard input"""
     webhook: Annotated[str, AfterValidator(check_web_address)] | None = example("https://chat.site/hook")
-    """gets the JSON by POST"""
+    """URL that receives the JSON by POST"""
     webhook_file: Place | None = example("webhook.url")
-    """in place of webhook a file of mode 0600 with the address, where who knows it may post"""
+    """instead of webhook: a file, mode 0600, with a URL that must stay secret"""
     gate: Place | None = example("policy.toml")
-    """rules of `evalspan gate` that each evaluation is held against at its end; its news say what came of it"""
+    """policy file of `evalspan gate` to apply to each ended evaluation; notifications include the result"""
 
 
 class Config(Record):
     """All settings. Paths are absolute once loaded."""
 
     work_dir: Place = Path("evalspan-work")
-    """folder of journals, request sets and results, on storage that all nodes share; relative to this file,
-    the default to the current folder"""
+    """folder for journals, request sets and results, on storage that all nodes share; relative to this file, the default to
+    the current folder
+    """
     shared_group: str | None = example("llm-team")
-    """the Unix group that may read the work folder and submit; default: its user alone"""
+    """Unix group that may read the work folder and submit; default: only its user"""
     backlog: Literal["all", "latest"] = "all"
-    """waiting checkpoints to evaluate: "all", or the "latest" of a folder"""
+    """which waiting checkpoints to evaluate: "all", or the "latest" of a folder"""
     gpu_hour_price: float | None = example(2.10, ge=0)
-    """price in any currency: reports and trackers then show what a checkpoint cost"""
+    """price in any currency; reports and trackers then show the cost of each checkpoint"""
     horizon: int = Field(100, ge=10)
-    """checkpoints of a training, over which at most 5 % of trainings without a drop are falsely "worse since" one"""
+    """checkpoints of a training, over which at most 5 % of trainings without a drop are falsely reported as "worse since" one"""
     cluster: ClusterConfig = ClusterConfig()
     slurm: SlurmConfig = SlurmConfig()
     trial: TrialConfig = TrialConfig()
@@ -374,7 +374,7 @@ class Config(Record):
 def settings(
     model: type[Record] = Config, table: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
-    """(keys of its tables and its own, field) of every setting, in the order of the fields."""
+    """Yield (keys of its tables and its own, field) of every setting, in the order of the fields."""
     for name, field in model.model_fields.items():
         if inner := record_of(field):
             yield from settings(inner, (*table, name))
@@ -383,6 +383,6 @@ def settings(
 
 
 def record_of(field: FieldInfo) -> type[Record] | None:
-    """The record of a field that is a table of settings, else None."""
+    """Return the record of a field that is a table of settings, otherwise None."""
     kind = field.annotation
     return kind if isinstance(kind, type) and issubclass(kind, Record) else None

@@ -1,7 +1,7 @@
 """The commented evalspan.toml that `evalspan init` writes.
 
-Rule: it holds every setting, made of the fields of `schema.py`. Those that the probe of the cluster decided are set; all
-others are commented out with their default, so the file is the reference and changes nothing.
+Rule: it contains every setting, generated from the fields of `schema.py`. Settings decided by the probe of the cluster are
+set; all others are commented out with their default, so the file is a reference and changes nothing.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ HEAD = """\
 # Each key is also an environment variable (EVALSPAN_CLUSTER_PARTITION); the command line overrides both.
 # A line that is commented out shows the default, or an example where it says so.
 """
-WIDTH = 30  # characters of a line before its comment
+WIDTH = 30  # column of the comments
 
 
 def default_text(summary: str, chosen: Mapping[str, tuple[Any, str]]) -> str:
-    """Text of an evalspan.toml for a site. `chosen`: setting ("cluster.partition") -> its value, and a note for the reader."""
+    """Return an evalspan.toml for a site. `chosen`: setting ("cluster.partition") -> its value, and a comment for the reader."""
     lines = [HEAD.format(summary=summary)]
     table: tuple[str, ...] = ()
     for location, field in settings():
@@ -41,7 +41,7 @@ def default_text(summary: str, chosen: Mapping[str, tuple[Any, str]]) -> str:
 
 
 def text_of(location: tuple[str, ...]) -> str:
-    """What a setting or a table is about, in one line without its point: the docstring below its field, else its record's."""
+    """Return a setting's or table's one-line description: the docstring below its field, otherwise its record's."""
     *tables, key = location
     model: type[Record] = Config
     for table in tables:
@@ -53,7 +53,7 @@ def text_of(location: tuple[str, ...]) -> str:
 
 @cache
 def _texts(model: type[Record]) -> dict[str, str]:
-    """Field -> the docstring below it. They are read when asked for: most commands show none."""
+    """Return field -> the docstring below it. Read on demand, since most commands show none."""
     (record,) = ast.parse(inspect.getsource(model)).body
     below = pairwise(ast.iter_child_nodes(record))
     return {

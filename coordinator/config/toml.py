@@ -1,8 +1,7 @@
 """Reads a TOML file as a checked record; every error names file, line and key.
 
-Rule: the file is read strictly (no "4" for 4, no unknown key). A refusal is one line: where, and
-what to write instead. Python's parser gives no line numbers: the line of a key is searched for
-after an error.
+Rule: the file is read strictly (no "4" for 4, no unknown key). An error is one line: where, and what to write instead.
+Python's parser gives no line numbers, so the line of a key is searched for after an error.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from coordinator.errors import OperatorError
 from evaljobs import secret_values
 
 Model = TypeVar("Model", bound=BaseModel)
-MOST_BYTES = 16 << 20  # size of a settings or suite file
+MOST_BYTES = 16 << 20  # of a settings or suite file
 Location = tuple[str | int, ...]
 Where = Callable[[Location], str]  # location -> source of its value, e.g. "evalspan.toml, line 3"
 
 
 def read(path: Path) -> tuple[dict[str, Any], str]:
-    """Values of a TOML file, and its text. OperatorError where it is no TOML."""
+    """Read the values of a TOML file, and its text. Raise OperatorError if it is not TOML."""
     try:
         if path.stat().st_size > MOST_BYTES:
-            raise OperatorError(f"{path} is longer than {MOST_BYTES >> 20} MiB: it is no such file")
+            raise OperatorError(f"{path} is longer than {MOST_BYTES >> 20} MiB: not a settings or suite file")
         text = path.read_text(encoding="utf-8")
         return tomllib.loads(text), text
     except RecursionError as error:
@@ -45,43 +44,43 @@ def read(path: Path) -> tuple[dict[str, Any], str]:
 
 
 def check(model: type[Model], data: Mapping[str, Any], where: Where) -> Model:
-    """`data` as a `model`. OperatorError names the first error, or secret, and by `where` the value's source."""
+    """Return `data` as a `model`. Raise OperatorError for the first error, or secret, with its source from `where`."""
     _refuse_secrets(data, where)
     for location, text in _texts(data):
         if LONE.search(text):
             shown = text.encode(errors="surrogateescape")
             raise OperatorError(f"{where(location)}: {shown!r} is not UTF-8: give it another name")
     try:
-        # JSON mode is strict on types yet takes TOML's lists for tuples and text for paths.
+        # JSON mode is strict on types but accepts TOML's lists for tuples and text for paths
         return model.model_validate_json(json.dumps(data, default=str), strict=True)
     except ValidationError as error:
         raise OperatorError(_complaint(model, data, error, where)) from error
 
 
-LONE = re.compile("[\ud800-\udfff]")  # Python's escape of a byte that is no UTF-8
+LONE = re.compile("[\ud800-\udfff]")  # Python's escape of a byte that is not UTF-8
 VARIABLES = ("trial", "env")  # table whose keys are names of variables
 COMMANDS = {("trial", "prologue"), ("trial", "container"), ("checkpoint", "convert")}
-MAY_HOLD = {("redis", "url")}  # goes to redis/address.json (mode 0600) alone
+MAY_HOLD = {("redis", "url")}  # only written to redis/address.json (mode 0600)
 INSTEAD = {
     "judge": "api_key_env names its variable, api_key_file its file (mode 0600)",
-    "notify": "webhook_file names a file (mode 0600) that holds the address",
+    "notify": "webhook_file names a file (mode 0600) with the address",
     "redis": "password_file names its file (mode 0600)",
     "trackers": "set the tracker's own variable where evalspan starts (MLFLOW_TRACKING_PASSWORD, WANDB_API_KEY)",
 }
 
 
 def _refuse_secrets(data: Mapping[str, Any], where: Where) -> None:
-    """OperatorError where a value is a secret: settings and suites stand in records, scripts and command lines."""
+    """Raise OperatorError if a value is a secret: settings and suites appear in records, scripts and command lines."""
     found = next((place for place in _secrets(data) if place not in MAY_HOLD), None)
     if found is None:
         return
     variable = found[-1] if found[:2] == VARIABLES else "HF_TOKEN"
     instead = INSTEAD.get(
         str(found[0]),
-        f'write it to a file of mode 0600, and say prologue = "export {variable}=$(cat FILE)" in [trial]',
+        f'write it to a file of mode 0600, and set prologue = "export {variable}=$(cat FILE)" in [trial]',
     )
     raise OperatorError(
-        f"{where(found)}: {found[-1]!r} of {name(found[:-1])} holds a secret, and would stand in records and logs: {instead}"
+        f"{where(found)}: {found[-1]!r} of {name(found[:-1])} contains a secret that would appear in records and logs: {instead}"
     )
 
 
@@ -96,7 +95,7 @@ def _secrets(data: Mapping[str, Any]) -> Iterator[Location]:
 
 
 def _texts(data: Any) -> Iterator[tuple[Location, str]]:
-    """(location, text) of each text in nested tables and lists."""
+    """Yield (location, text) of each text in nested tables and lists."""
     if isinstance(data, str | Path):
         yield (), str(data)
     pairs: Any = data.items() if isinstance(data, Mapping) else enumerate(data) if _is_list(data) else ()
@@ -105,12 +104,12 @@ def _texts(data: Any) -> Iterator[tuple[Location, str]]:
 
 
 def is_file_name(text: str) -> bool:
-    """Does `text` name a suite file rather than a shipped suite?"""
+    """Return whether `text` names a suite file rather than a shipped suite."""
     return "/" in text or text.endswith(".toml")
 
 
 def line_of(text: str, location: Location) -> int | None:
-    """Line (from 1) where the statement that sets `location`, e.g. ("task", 0, "limit"), begins; or None.
+    """Return the line (from 1) where the statement that sets `location`, e.g. ("task", 0, "limit"), begins; or None.
 
     The statement ends with the first line up to which the text parses and has the key.
     """
@@ -120,7 +119,7 @@ def line_of(text: str, location: Location) -> int | None:
         try:
             data = tomllib.loads("".join(lines[:end]))
         except tomllib.TOMLDecodeError:
-            continue  # inside a value of several lines
+            continue  # inside a multi-line value
         if _known(location, data) == location:
             return start + 1
         start = end
@@ -128,7 +127,7 @@ def line_of(text: str, location: Location) -> int | None:
 
 
 def in_file(path: Path, text: str) -> Where:
-    """A `Where` that gives "FILE, line N" of the nearest key or table in the file."""
+    """Return a `Where` that gives "FILE, line N" of the nearest key or table in the file."""
 
     def where(location: Location) -> str:
         for length in range(len(location), 0, -1):
@@ -148,7 +147,7 @@ def _complaint(model: type[BaseModel], data: Mapping[str, Any], error: Validatio
             location = fault["loc"]
             missing.add(location)
         faults.setdefault(location, []).append((fault["type"], fault))
-    # An unknown key comes first: it is often why another one is missing.
+    # unknown keys come first, since they often explain missing ones
     location, first = min(faults.items(), key=lambda item: item[1][0][0] != "extra_forbidden")
     kind, fault = first[0]
     owner, key = name(location[:-1]), location[-1] if location else ""
@@ -159,9 +158,9 @@ def _complaint(model: type[BaseModel], data: Mapping[str, Any], error: Validatio
     else:
         wanted = " or ".join(dict.fromkeys(_wanted(f) for _, f in first))
         text = f"{key!r} of {owner} should be {wanted}, not {_shown(fault['input'])}"
-        if wanted == "a list" and isinstance(fault["input"], str):  # of a variable, as a rule
+        if wanted == "a list" and isinstance(fault["input"], str):  # usually from a variable
             text += f": write {_shown(fault['input'].split(','))}"
-    # a list with a faulty member is reported as too short, too
+    # a list with a faulty member is also reported as too short
     holders = {place[:end] for place in faults for end in range(len(place))}
     others = dict.fromkeys(repr(str(place[-1])) for place in faults if place not in {location, *holders})
     more = f" (also wrong: {', '.join(others)})" if others else ""
@@ -169,7 +168,7 @@ def _complaint(model: type[BaseModel], data: Mapping[str, Any], error: Validatio
 
 
 def _known(location: Location, data: Any) -> Location:
-    """`location` less what pydantic adds for the members of a union."""
+    """Return `location` without what pydantic adds for the members of a union."""
     known: list[str | int] = []
     for part in location:
         if isinstance(data, Mapping) and part in data:
@@ -187,7 +186,7 @@ def _is_list(data: Any) -> bool:
 
 
 def name(location: Location) -> str:
-    """A table as its header is written: "[trial]", "[[task]] 2" (from 1), or "the file"."""
+    """Return a table's header as written: "[trial]", "[[task]] 2" (from 1), or "the file"."""
     if not location:
         return "the file"
     if isinstance(location[-1], int):
@@ -206,7 +205,7 @@ def _shown(value: Any) -> str:
 
 
 def _fields(model: type[BaseModel], location: Location) -> list[str]:
-    """Keys that the table at `location` may have."""
+    """Return the keys that the table at `location` may have."""
     current: Any = model
     for part in location:
         if isinstance(part, int):
@@ -218,12 +217,12 @@ def _fields(model: type[BaseModel], location: Location) -> list[str]:
 
 
 def _keys(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """The fields of a record by their keys in a file."""
+    """Return the fields of a record by their keys in a file."""
     return {str(field.validation_alias or name): field for name, field in model.model_fields.items()}
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """The record in an annotation such as `Trial` or `tuple[Task, ...]`."""
+    """Return the record in an annotation such as `Trial` or `tuple[Task, ...]`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     for part in getattr(annotation, "__args__", ()):
@@ -233,16 +232,16 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def did_you_mean(key: str, keys: Sequence[str]) -> str:
-    """For a message about a wrong key: the nearest right one, or all."""
+    """Return a hint for a wrong key: the nearest valid one, or all."""
     near = difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
     return f"did you mean {near[0]!r}?" if near else f"it may have: {', '.join(keys)}"
 
 
 def as_toml(value: Any) -> str:
-    """A value as TOML writes it. OperatorError for one that TOML cannot hold."""
+    """Format a value as TOML. Raise OperatorError for one that TOML cannot represent."""
     match value:
         case str() | Path():
-            # JSON's escapes are TOML's, but for DEL, which TOML wants escaped too
+            # JSON's escapes are TOML's, except for DEL, which TOML requires to be escaped
             return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
         case bool() | int() | float():
             return json.dumps(value)
@@ -252,4 +251,4 @@ def as_toml(value: Any) -> str:
             inner = ", ".join(f"{as_toml(k)} = {as_toml(v)}" for k, v in value.items())
             return f"{{ {inner} }}" if inner else "{}"
         case _:
-            raise OperatorError(f"TOML cannot hold {value!r}: leave it out")
+            raise OperatorError(f"TOML cannot represent {value!r}: omit it")

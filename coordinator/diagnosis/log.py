@@ -19,12 +19,12 @@ MOST_TEMPLATES = 200_000
 MOST_EXAMINED = 4_000  # lines that are compared with all rules; of the rest only the last LAST_EXAMINED
 LAST_EXAMINED = 2_000
 MOST_HITS = 2_000
-SAME = 50  # lines of one template that are compared with the rules: digits may tell them apart, as of an Xid
+SAME = 50  # lines of one template compared with the rules: digits may distinguish them, as for an Xid
 MOST_FRAMES = 300  # lines of one traceback
 MOST_TAIL = 40  # last lines that are kept
 SURVIVED = 3  # weight of the evidence behind a failure from which on the program survived it: table().weights
 DATA = 34  # precedence of a data set that could not be read
-BANNER = 3  # lines of a log's beginning which, when they come again, tell of another attempt
+BANNER = 3  # first lines of a log which, if they recur, indicate another attempt
 _DROPPED = b"0123456789abcdefABCDEF"
 # A line in lower case with none of these tells of no failure.
 _TELLS = tuple(
@@ -40,7 +40,7 @@ _PROGRESS = (b"step", b"iter", b"epoch", b"loss", b"it/s", b"s/it", b"tokens/s",
 
 
 def _any_of(words: Iterable[bytes]) -> bytes:
-    """An expression that finds any of them, by their common beginnings: a flat one takes three times as long."""
+    """Return an expression that finds any of them, factored by common prefixes: a flat one takes three times as long."""
     nexts: dict[bytes, list[bytes]] = {}
     for word in words:
         nexts.setdefault(word[:1], []).append(word[1:])
@@ -130,7 +130,7 @@ def _text(line: bytes | str) -> str:
 
 
 def _around(text: str, rule: Rule) -> str:
-    """Of a long line what the rule found, with what stands before and behind it."""
+    """Return what the rule found in a long line, with its surroundings."""
     found = rule.pattern.search(text)
     first = max(0, found.start() - MOST_SHOWN // 2) if found and len(text) > MOST_SHOWN else 0
     return text[first : first + MOST_SHOWN]
@@ -178,7 +178,7 @@ class Scan:
 
     @property
     def is_log(self) -> bool:
-        """Does it tell of progress, of times or levels, of a success or a failure?"""
+        """Whether it shows progress, times or levels, a success or a failure."""
         told = any(map(_COUNTED.search, self.tail))
         return bool(self.progress or told or self.hits or any(self.marks.values()) or self._reader.is_log)
 
@@ -206,14 +206,14 @@ class Scan:
     # --- lines -----------------------------------------------------------------------------------------------------------
 
     def _frame(self, source: str, raw: bytes) -> None:
-        """A frame of the open traceback behind its very prefix: most lines of a log of tracebacks."""
+        """Add a frame of the open traceback with the same prefix: most lines of a log of tracebacks."""
         lines = self._open[source].lines
         lines.append(raw)
         if len(lines) > MOST_FRAMES:
             del self._open[source]
 
     def _take(self, raw: bytes, number: int, told: bool, lower: bytes, rest: tuple[int, int]) -> None:
-        """A line. `told`: its first word is one of failure; `lower[rest]`: what is behind that word, in lower case."""
+        """Take a line. `told`: its first word indicates failure; `lower[rest]`: the text after that word, in lower case."""
         key = raw.translate(None, _DROPPED)
         if (known := self._special.get(key)) is not None:
             self._again(known, key, raw, number)
@@ -245,7 +245,7 @@ class Scan:
             self._line(line, number, key + b"\0%d" % index if index else key)
 
     def _line(self, line: Line, number: int, key: bytes) -> None:
-        """A line in its place: of a traceback, between two of them, or alone."""
+        """Handle a line: in a traceback, between two, or alone."""
         source, text = line.source, before_dump(line.text)
         line = line._replace(text=text)
         if _BEGINS in text:
@@ -270,7 +270,7 @@ class Scan:
                 self._before[source] = (hit, "")
 
     def _begin(self, line: Line, number: int, key: bytes) -> None:
-        """A traceback begins."""
+        """Begin a traceback."""
         source, known = line.source, self._special.get(key)
         quoted = (known is None or known.count <= SAME) and self._is_quoted(line.text)
         self._open[source] = _Traceback(ignored=quoted or source in self._ignoring, lines=[line.text])
@@ -282,7 +282,7 @@ class Scan:
             known.suspect = not self._open[source].ignored
 
     def _framed(self, opened: _Traceback, line: Line, number: int, key: bytes) -> None:
-        """A line of an open traceback, or one that another process printed meanwhile."""
+        """Handle a line of an open traceback, or one that another process printed meanwhile."""
         line = line._replace(text=line.text.removeprefix(" ") if line.text[:2] != "  " else line.text)
         source, text = line.source, line.text
         opened.lines.append(text)
@@ -353,7 +353,7 @@ class Scan:
         return warns and not _FIRM.search(line.text)
 
     def _seen_again(self, hit: Hit, number: int) -> None:
-        """A line of the same template: where the program went on after the one before, it counts from here."""
+        """Count a line of the same template again if the program went on after the previous one."""
         if self.survived(hit.last):
             hit.number = number
         hit.last, hit.dropped = number, False
@@ -399,7 +399,7 @@ class Scan:
         return made[:BANNER] if len(made) >= BANNER else ()
 
     def _find_starts(self, block: bytes, numbers: Sequence[int]) -> None:
-        """Where the banner comes again behind a failure."""
+        """Find where the banner recurs after a failure."""
         if not self.hits or not self._banner:
             return
         first, index, counted = self._banner[0], 0, 0
@@ -411,7 +411,7 @@ class Scan:
                 self.marks["start"].append(numbers[index])
             at = block.find(first, at + 1)
 
-    # --- what is asked of it ----------------------------------------------------------------------------------------------
+    # --- queries -----------------------------------------------------------------------------------------------------------
 
     def survived(self, number: int, *, by_progress: bool = True) -> bool:
         """Is the evidence behind this line, of table().weights, enough to say that the program survived what it tells?"""
@@ -420,7 +420,7 @@ class Scan:
         return sum(table().weights[kind] * count for kind, count in counts.items()) >= SURVIVED
 
     def telling(self, most: int) -> list[tuple[int, str]]:
-        """Lines that may tell of a failure which no rule knows: the rare and the late ones, in the order of the log."""
+        """Return lines that may show a failure unknown to all rules: rare and late ones, in log order."""
         found = [
             t for t in self._special.values() if t.suspect and t.hit is None and not self.survived(t.last)
         ]

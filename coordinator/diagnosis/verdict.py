@@ -22,11 +22,11 @@ from coordinator.diagnosis.log import Hit, Scan
 from coordinator.diagnosis.rules import RAISED, Owner, Rule, table
 from evaljobs.contract.specs import Record
 
-MOST_TELLING = 5  # lines that are shown where no reason is known
+MOST_TELLING = 5  # lines shown if no reason is known
 HARDWARE = 15  # precedences up to it: such a failure counts also where the program went on for a while ...
 FOLLOWS = 60  # ... and other ranks then said no more than that something was lost
 LEAST_RUN = 4  # lines between a requeue and a failure from which on this is another attempt's
-# Slurm's words that count whatever a log says
+# Slurm's states that count whatever a log says
 SURE = tuple(word for word, (_, precedence) in table().states.items() if precedence < FOLLOWS)
 _ENDING = ("Preempted", "TimeLimit")  # lines after it say what the kill did
 _BY_KILL = (
@@ -119,7 +119,7 @@ def _unknown(line: str, number: int | None, advice: str = _NOT_KNOWN, owner: Own
 
 
 def in_words(cause: Diagnosis | None, said: str) -> str:
-    """What is said of a failed job, such as its error, with reason, owner and line."""
+    """Describe a failed job, for instance its error, with reason, owner and line."""
     if cause is None or cause.reason is None or cause.reason in said:
         return said
     new = cause.line and not cause.line.startswith("sacct:") and cause.line not in said
@@ -127,17 +127,17 @@ def in_words(cause: Diagnosis | None, said: str) -> str:
 
 
 def of_state(word: str) -> Diagnosis:
-    """Of a job of which only the scheduler's word for its end is known."""
+    """Diagnose a job of which only the scheduler's end state is known."""
     return diagnose({}, state=word).diagnosis
 
 
 def of_text(text: str, *, state: str = "") -> Diagnosis:
-    """Of an error that a job left, in one line or with its traceback."""
+    """Diagnose an error that a job left, in one line or with its traceback."""
     return diagnose({"": [text.encode()]} if text else {}, state=state).diagnosis
 
 
 def _said(word: str, state: str, exit_code: str) -> Hit | None:
-    """What the scheduler says. A signal tells only where one thing alone sends it."""
+    """Return the scheduler's failure. A signal only counts if a single cause sends it."""
     said = table().states.get(word) or (table().states["SIGBUS"] if exit_code.endswith(":7") else None)
     if said is None:
         return None
@@ -152,7 +152,7 @@ def _stuck(dumps: Mapping[str, Mapping[str, Any]]) -> Hit | None:
 
 
 def _hit(reason: str, line: str, precedence: int, owner: Owner | None = None) -> Hit:
-    """A hit that no line of a log gave."""
+    """Return a hit that no line of a log gave."""
     rule = next(rule for rule in table().rules if rule.reason == reason)
     made = Rule(reason, precedence, rule.pattern, "", "", owner or table().reasons[reason].owner)
     return Hit(rule=made, log="", line=line, number=0, last=0)

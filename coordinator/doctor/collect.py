@@ -1,8 +1,7 @@
-"""Reads the facts of `evalspan doctor` from this machine, Redis, Slurm and small jobs on nodes.
+"""Reads the facts for `evalspan doctor` from this machine, Redis, Slurm and small jobs on nodes.
 
-Rule: nothing that it makes outlives it: its jobs, its Redis and its folder below the work folder are removed. What
-cannot be read becomes a finding, never an exception.
-Called by the `doctor` command; `findings` judges the facts.
+Rule: its jobs, its Redis and its folder below the work folder are removed at the end. What cannot be read becomes a finding,
+never an exception. Called by the `doctor` command; `findings` judges the facts.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ INTERPRETER_SECONDS = 120.0  # to import torch and an engine from slow storage
 def check_up(
     config: Config, *, most_nodes: int = 8, wait_seconds: float = 60.0, sample_mb: int = 256
 ) -> Checkup:
-    """All findings about what an evaluation needs. `most_nodes`: that are probed of each partition; 0: all."""
+    """Return all findings about what an evaluation needs. `most_nodes`: nodes to probe per partition; 0: all."""
     with scratch(config, "doctor") as folder:
         site = from_settings.site_of(config)
         disk = os.statvfs(config.work_dir)
@@ -91,7 +90,7 @@ def check_up(
 
 @contextlib.contextmanager
 def scratch(config: Config, what: str) -> Iterator[Path]:
-    """A folder that nodes see, deleted at the end. OperatorError where another user has the work folder."""
+    """Provide a folder that nodes can see, deleted at the end. Raise OperatorError if another user owns the work folder."""
     # File WORK_DIR/cache/doctor/RANDOM/…: jobs and answers of a check | `doctor` | at its end
     # File WORK_DIR/cache/nodes/RANDOM/…: jobs and answers of a check | `check-nodes` | at its end
     folder = WorkPaths(config.work_dir).cache / what / secrets.token_hex(4)
@@ -108,7 +107,7 @@ def scratch(config: Config, what: str) -> Iterator[Path]:
 
 
 def _cluster(config: Config, folder: Path) -> Cluster:
-    """The configured cluster. A local one gets a folder of its own: a coordinator may use the work folder's."""
+    """Return the configured cluster. A local one gets a folder of its own, since a coordinator may use the work folder's."""
     if config.cluster.kind == "local":
         gpus = gpu_names()
         return LocalCluster(folder / "jobs", slots=config.cluster.slots or len(gpus) or 1, gpus=gpus)
@@ -116,7 +115,7 @@ def _cluster(config: Config, folder: Path) -> Cluster:
 
 
 def ask_interpreter(facts: Facts, site: Site) -> None:
-    """Versions in the trials' interpreter, and whether it can import the engine."""
+    """Read versions in the trials' interpreter, and whether it can import the engine."""
     question = (
         "import json, sys; from evaljobs.staging.node_probe import versions; "
         "from evaljobs.trial.engines.loading import engine_trouble; found = versions(); "
@@ -133,7 +132,7 @@ def ask_interpreter(facts: Facts, site: Site) -> None:
 
 @contextlib.contextmanager
 def _redis(facts: Facts, cluster: Cluster, folder: Path) -> Iterator[Path | None]:
-    """The address file of a Redis to try: the site's, or a server started for this checkup. None where it does not answer."""
+    """Yield the address file of a Redis to try: the site's, or a server started for this checkup. None if it does not answer."""
     config = facts.config
     started: RedisServer | None = None
     file: Path | None = None
@@ -165,7 +164,7 @@ def _redis(facts: Facts, cluster: Cluster, folder: Path) -> Iterator[Path | None
 
 
 def _ask_slurm(facts: Facts, cluster: SlurmCli, nodes: Sequence[NodeState]) -> None:
-    """The site's rules and limits, the jobs that it would take, and whether trials must be hosted."""
+    """Read the site's rules and limits, which jobs it would accept, and whether trials must be hosted."""
     config = facts.config
     if isinstance(cluster, SlurmApi):
         facts.api = f"{cluster.version}; by Slurm's commands: {cluster.by_commands}"
@@ -184,7 +183,7 @@ def _ask_slurm(facts: Facts, cluster: SlurmCli, nodes: Sequence[NodeState]) -> N
 def ask_limits(
     facts: Facts, cluster: SlurmCli, rules: slurm_rules.SiteRules, nodes: Sequence[NodeState]
 ) -> None:
-    """Read the limits of accounting, and the jobs and nodes that they are compared with."""
+    """Read the limits of accounting, and the jobs and nodes to compare them with."""
     config, facts.options = facts.config, cluster.options
     facts.gpu_nodes = [n for n in nodes if n.gpus]
     facts.cpu_nodes = [n for n in nodes if not n.gpus]
@@ -202,7 +201,7 @@ def ask_limits(
 
 
 def settings_within_limits(cluster: SlurmCli, rules: slurm_rules.SiteRules) -> dict[str, tuple[int, str]]:
-    """Return the settings with which evaluations keep to accounting's limits -> value and a note, as `check_up` names them."""
+    """Return the settings that keep evaluations within accounting's limits -> value and a comment, as in `check_up`."""
     facts = Facts(config=cluster.options.settings, python="", work_fs="", work_free=0)
     ask_limits(facts, cluster, rules, cluster.nodes())
     found = [(f.settings, f"keeps to {f.what}") for f in judge_accounting(facts, rules)]
@@ -211,7 +210,7 @@ def settings_within_limits(cluster: SlurmCli, rules: slurm_rules.SiteRules) -> d
 
 
 def samples(config: Config, nodes: Sequence[NodeState]) -> dict[Purpose, Job]:
-    """A job of each kind; the precursor stands on a node with GPUs, and so in their partition."""
+    """Return a job of each kind; the precursor is on a node with GPUs, and thus in their partition."""
     options = from_settings.run_options(config).model_copy(update={"stage": StageConfig()})
     node = next((n.name for n in nodes if n.gpus), None)
     return {
@@ -224,7 +223,7 @@ def samples(config: Config, nodes: Sequence[NodeState]) -> dict[Purpose, Job]:
 def _job_kinds(
     config: Config, cluster: Cluster, nodes: Sequence[NodeState]
 ) -> Iterator[tuple[Purpose, tuple[Status, str, bool]]]:
-    """Each kind of job, as in Facts. A refused precursor is a reason to host trials, unless a setting of it is wrong."""
+    """Yield each kind of job, as in Facts. A refused precursor means hosted trials, unless one of its settings is wrong."""
     for kind, job in validate.probes(from_settings.run_options(config)).items():
         try:
             refused = next((words for _, words in validate.refusals(cluster, {kind: job}, nodes)), None)
@@ -240,7 +239,7 @@ def _job_kinds(
 def _targets(
     config: Config, cluster: Cluster, nodes: Sequence[NodeState], *, hosting: bool, most: int
 ) -> tuple[list[Target], int]:
-    """GPU nodes, and the CPU partition's nodes for metric workers: the freest `most` of each (0: all), and how many others."""
+    """Return GPU nodes, and the CPU partition's for metric workers: the freest `most` of each (0: all), and how many others."""
     freest = sorted((n for n in nodes if n.usable), key=lambda n: (-n.gpus_free, -n.cpus_free, n.name))
     gpu = [n.name for n in freest if n.gpus]
     options = wiring.slurm_options(config)
@@ -259,7 +258,8 @@ def _targets(
     ]
     if cpu_partition is not None:
         section = config.cluster.model_copy(update={"partition": cpu_partition})
-        roles = config.slurm.model_copy(update={"trial": config.slurm.metric})  # a probe asks as trials do
+        # a probe makes the same requests as trials
+        roles = config.slurm.model_copy(update={"trial": config.slurm.metric})
         workers = wiring.cluster_of(config.model_copy(update={"cluster": section, "slurm": roles}))
         targets += [
             Target(node=name, cluster=workers, partition=cpu_partition, stages=False)

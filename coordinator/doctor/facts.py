@@ -1,6 +1,6 @@
-"""The facts that `evalspan doctor` has read of a site, and the findings that it prints.
+"""The facts that `evalspan doctor` has read about a site, and the findings that it prints.
 
-Rule: values alone. A fact that could not be read has another, named `…_error`, that says why. `collect` fills them in, and
+Rule: plain values. A fact that could not be read has a companion named `…_error` that says why. `collect` fills them in, and
 `findings` judges them.
 """
 
@@ -25,7 +25,7 @@ Status = Literal["ok", "warn", "fail"]
 
 
 class Finding(Record):
-    """One line of the table. `todo`: what to do; empty where nothing is. `settings`: what `init` writes for it."""
+    """One line of the table. `todo`: what to do; empty for nothing. `settings`: what `init` writes for it."""
 
     what: str
     status: Status
@@ -35,7 +35,7 @@ class Finding(Record):
 
 
 class Checkup(Record):
-    """All findings, and the answers of nodes as they came."""
+    """All findings, and the raw answers of nodes."""
 
     schema_version: int = 1
     cluster: str
@@ -49,19 +49,20 @@ class Checkup(Record):
 
 @dataclass(slots=True, kw_only=True)
 class Facts:
-    """What `collect` has read and measured. A fact named `…_error` says why the facts beside it are missing."""
+    """Facts that `collect` has read and measured. One named `…_error` says why the related facts are missing."""
 
     config: Config
     python: str  # version of evalspan's own interpreter
-    versions: Mapping[str, str | None] = field(default_factory=dict)  # package -> version, of the trials'
+    # package -> version, in the trials' interpreter
+    versions: Mapping[str, str | None] = field(default_factory=dict)
     engine_trouble: str = ""  # why the trials' interpreter cannot import its engine
     interpreter_error: str = ""
     work_fs: str
     work_free: int  # bytes
-    locks_error: str = ""  # why no file of the work folder can be locked; nothing after it was read
+    locks_error: str = ""  # why files of the work folder cannot be locked; nothing after it was read
     cluster_error: str = ""
-    gpus: Sequence[str] = ()  # this machine's, where jobs run here
-    api: str = ""  # pyslurm's version, and what goes through Slurm's commands all the same
+    gpus: Sequence[str] = ()  # this machine's, if jobs run here
+    api: str = ""  # pyslurm's version, and what still uses Slurm's commands
     rules: SiteRules | None = None
     rules_error: str = ""
     accounting: Accounting | None = None  # the user's accounts and QOS; None: the site has no accounting
@@ -75,12 +76,12 @@ class Facts:
     job_kinds: Mapping[Purpose, tuple[Status, str, bool]] = field(
         default_factory=dict
     )  # kind -> …, found, on GPUs
-    host_reason: str = ""  # why one job a node must host its trials; "" where none must
-    redis: str = ""  # where it answers, and whose it is
+    host_reason: str = ""  # why one job per node must host its trials; "" if none must
+    redis: str = ""  # where it answers, and who runs it
     redis_warnings: Sequence[str] = ()
     redis_error: str = ""
     answers: Sequence[NodeJob] = ()
-    left_out: int = 0  # nodes that were not asked
+    left_out: int = 0  # nodes that were not probed
 
     @property
     def slurm(self) -> bool:
@@ -92,7 +93,7 @@ class Facts:
 
     @property
     def hosting(self) -> bool:
-        """Whether one job a node hosts its trials (rung 2)."""
+        """Whether one job per node hosts its trials (rung 2)."""
         setting = self.config.stage.host_trials
         return setting is True or bool(self.host_reason and setting == "auto")
 
@@ -100,9 +101,9 @@ class Facts:
 def finding(
     what: str, found: str, *, warn: str = "", fail: str = "", settings: Mapping[str, int] | None = None
 ) -> Finding:
-    """A line of the table. `fail`, `warn`: what to do, and with it the status; neither: all is well.
+    """Return a line of the table. `fail`, `warn`: what to do, which sets the status; neither: all is well.
 
-    `settings`: those that a warning names ("borrow.max_nodes" -> value); `warn` then goes on behind them.
+    `settings`: those that a warning names ("borrow.max_nodes" -> value); `warn` is then appended.
     """
     todo, named = fail or warn, (settings or {}).items()
     if named and warn:

@@ -1,4 +1,4 @@
-"""The table of `evalspan doctor`: does this site let an evaluation run, and how well? Pure.
+"""The table of `evalspan doctor`: whether an evaluation can run on this site, and how well. Pure.
 
     ok: as it should be   warn: it runs, on a lower rung or slower   fail: an evaluation would stop here
 
@@ -28,15 +28,15 @@ from coordinator.intake.admission import loaded_suites, missing_places, no_place
 from evaljobs.staging.capacity import MEMORY_FS
 
 SHARED_FS = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "panfs", "pvfs2", "orangefs", "afs", "cifs", "fuse", "9p")  # fmt: skip
-# of the work folder: below it one evaluation's request sets and responses may not fit
+# of the work folder: with less, one evaluation's request sets and responses may not fit
 LEAST_FREE_BYTES = 1 << 30
 LOW_FREE_BYTES = 10 << 30
-SLOW_RATE = 1e9  # bytes/s into node memory; tmpfs on any server of the last ten years does several
+SLOW_RATE = 1e9  # bytes/s into node memory; tmpfs on any server of the last ten years is several times faster
 LEAST_TRANSFORMERS = 5  # major version
 
 
 def judge(facts: Facts) -> tuple[Finding, ...]:
-    """All findings. Warnings and failures that say the same stand where the first of them does, with all their subjects."""
+    """Return all findings. Equal warnings and failures are merged at the first, with all their subjects."""
     found: dict[object, list[Finding]] = {}
     for one in _findings(facts):
         found.setdefault(one if one.status == "ok" else (one.found, one.todo, one.status), []).append(one)
@@ -81,9 +81,9 @@ def judge_versions(
     where: str = "trial interpreter",
     trouble: str = "",
 ) -> Finding:
-    """lm-eval and what the engine needs. `on_gpus`: trials get GPUs, unless their device is the CPU.
+    """Judge lm-eval and the packages of the engine. `on_gpus`: trials get GPUs, unless their device is the CPU.
 
-    `trouble`: why the engine cannot be imported there; empty where it can.
+    `trouble`: why the engine cannot be imported there; empty if it can.
     """
     engine = trial.engine
     needed = ["lm_eval", "redis", *({"hf": ["torch", "transformers"]}.get(engine, [engine]))]
@@ -100,22 +100,22 @@ def judge_versions(
         )
     if on_gpus and not (trial.device or "").startswith("cpu") and (found.get("torch") or "").endswith("+cpu"):
         todo = 'a torch with CUDA or ROCm in [trial] python; without GPUs set [trial] device = "cpu"'
-        return finding(where, f"{text}: this torch uses no GPU, so trials would end at once", fail=todo)
+        return finding(where, f"{text}: this torch cannot use GPUs, so trials would fail at once", fail=todo)
     old = engine == "hf" and int((found.get("transformers") or "0").split(".")[0]) < LEAST_TRANSFORMERS
     todo = "transformers 5 is what evalspan is tested with: `pip install evalspan[hf]` there"
     return finding(where, text, warn=todo if old else "")
 
 
 def _work_folder(facts: Facts) -> Finding:
-    """Room, and whether nodes see it: their answers lie there."""
+    """Judge free space, and whether nodes see the folder: their answers are in it."""
     fs, fail, warn = facts.work_fs, facts.locks_error, ""
     found = f"{facts.config.work_dir} ({fs}, {gigabytes(facts.work_free)} free)"
     if not fail and facts.work_free < LEAST_FREE_BYTES:
-        fail = "make room there, or give --work-dir another folder"
+        fail = "free some space there, or pass another --work-dir"
     elif not fail and facts.slurm and fs in MEMORY_FS:
-        fail = "this is memory of one machine: give --work-dir a folder on shared storage"
+        fail = "this is memory of one machine: pass a --work-dir on shared storage"
     elif facts.work_free < LOW_FREE_BYTES:
-        warn = "little room: request sets and responses of many evaluations may not fit"
+        warn = "little space: request sets and responses of many evaluations may not fit"
     elif facts.slurm and not fs.startswith(SHARED_FS):
         if facts.answers and not any(a.trouble for a in facts.answers):
             found += ", seen by all nodes that were asked"
@@ -129,7 +129,7 @@ def _watch(facts: Facts) -> Iterator[Finding]:
         todo = "set [watch] roots to the folder that training writes its checkpoints to"
         yield finding("[watch]", why, warn=todo)
     for why in missing_places(facts.config.watch):
-        todo = "name the folder that training writes its checkpoints to, or make it"
+        todo = "set the folder that training writes its checkpoints to, or create it"
         yield finding("[watch]", why, warn=todo)
     try:
         loaded_suites(facts.config.watch)
@@ -161,7 +161,7 @@ def _site(facts: Facts) -> Iterator[Finding]:
 
 
 def _partitions(rules: SiteRules, config: Config) -> Iterator[Finding]:
-    """The configured partitions: there, up, long enough."""
+    """Check that the configured partitions exist, are up, and allow enough time."""
     section, slurm = config.cluster, config.slurm
     site_default = "" if slurm.trial.partition is None else None
     asked = [
@@ -185,7 +185,7 @@ def _partitions(rules: SiteRules, config: Config) -> Iterator[Finding]:
 
 
 def _partition(role: str, partition: Partition, wanted: int) -> Finding:
-    """`wanted`: seconds of a trial's job."""
+    """Judge a partition. `wanted`: seconds of a trial's job."""
     limit, todo = partition.max_seconds, ""
     text = f"{partition.name}, nodes {partition.nodes or '?'}"
     text += "" if limit is None else f", at most {hours(limit)}"
@@ -200,7 +200,7 @@ def _partition(role: str, partition: Partition, wanted: int) -> Finding:
 
 
 def _reservations(facts: Facts) -> Iterator[Finding]:
-    """Those that hold nodes which evaluations would use, or that the settings name."""
+    """Yield reservations of nodes that evaluations would use, or that the settings name."""
     if facts.rules is not None and facts.rules_error:
         yield finding("reservations", facts.rules_error, warn="ask again when the controller answers")
     own = facts.accounting.own_accounts if facts.accounting else []
@@ -224,7 +224,7 @@ def _reservations(facts: Facts) -> Iterator[Finding]:
 
 
 def _span(reservation: Reservation) -> str:
-    """When it is, and for whom."""
+    """Describe its time, and its users."""
     begin = "" if reservation.active else f"from {local_time(reservation.start)} "
     holders = [
         f"{kind} {', '.join(names)}".replace(" -", " all but ")
@@ -235,7 +235,7 @@ def _span(reservation: Reservation) -> str:
 
 
 def open_to(reservation: Reservation, user: str, accounts: Sequence[str]) -> bool:
-    """May jobs of this user run in it? Groups are not known here."""
+    """Return whether jobs of this user may run in it. Groups are not considered."""
     barred = {f"-{name}" for name in (user, *accounts)} & {*reservation.users, *reservation.accounts}
     return not barred and (user in reservation.users or not set(accounts).isdisjoint(reservation.accounts))
 
@@ -243,11 +243,11 @@ def open_to(reservation: Reservation, user: str, accounts: Sequence[str]) -> boo
 def _judge_reservation(
     reservation: Reservation, found: str, *, named: bool, mine: bool, every: bool
 ) -> Finding:
-    """`named`: the settings ask for it; `mine`: this user's jobs get GPUs there; `every`: it holds all nodes with GPUs."""
+    """Judge a reservation. `named`: set in the settings; `mine`: we get GPUs there; `every`: it has all nodes with GPUs."""
     what, warn, fail = f"reservation {reservation.name}", "", ""
     if named and reservation.active:
         useless = not (mine or reservation.groups)
-        warn = "it holds no GPUs for you: remove [cluster] reservation" if useless else ""
+        warn = "it has no GPUs for you: remove [cluster] reservation" if useless else ""
     elif named:
         warn = "jobs wait until it begins: remove [cluster] reservation to start before"
     elif mine:
@@ -263,7 +263,7 @@ def _judge_reservation(
 
 
 def _gpu_nodes(facts: Facts) -> Iterator[Finding]:
-    """How many of Slurm's nodes with GPUs take jobs now, and the states of the others."""
+    """Count the nodes with GPUs that accept jobs now, and describe the others."""
     nodes = [n for n in facts.gpu_nodes if not n.excluded]
     usable = sum(n.usable for n in nodes)
     found = f"{usable} of {len(nodes)} usable"
@@ -283,7 +283,7 @@ def _gpu_nodes(facts: Facts) -> Iterator[Finding]:
 
 
 def _small_nodes(facts: Facts) -> Iterator[Finding]:
-    """Nodes with GPUs whose memory holds no trial beside its precursor: evaluations leave them alone."""
+    """Yield nodes with GPUs whose memory is too small for a trial beside its precursor: evaluations avoid them."""
     nodes = [n for n in facts.gpu_nodes if not n.excluded and n.counts_memory]
     needed = sum(job.memory_mb for kind, job in facts.jobs.items() if kind in ("stage", "trial"))
     if small := [f"{n.name} ({n.memory_mb} MB)" for n in nodes if n.memory_mb < needed]:
@@ -294,7 +294,7 @@ def _small_nodes(facts: Facts) -> Iterator[Finding]:
 
 
 def _job_kinds(facts: Facts) -> Iterator[Finding]:
-    """Whether the cluster would take each kind of job, at its real limits."""
+    """Yield whether the cluster would accept each kind of job, with its real limits."""
     for kind, (status, found, on_gpus) in facts.job_kinds.items():
         general = "[trial], [cluster]" if on_gpus else "[metric], [trial], [cluster] cpu_partition"
         todo = {
@@ -306,12 +306,12 @@ def _job_kinds(facts: Facts) -> Iterator[Finding]:
 
 
 def _wrong_name(facts: Facts, kind: Purpose, refusal: str) -> str:
-    """The setting that a refusal is about, with what the user may name there; "" where it is about none."""
+    """Return the setting that a refusal is about, with valid values; "" if unknown."""
     job, options = facts.jobs.get(kind), facts.options
     account = options.account_of(job) if job is not None else None
     about = next((field for field in ("account", "qos") if f"invalid {field}" in refusal.lower()), None)
     if about is None and account is None and "account" in refusal.lower():
-        about = "account"  # a rule of the site's own, in its own words, demands one
+        about = "account"  # a rule of the site, in its own words, requires one
     if about is None or facts.accounting is None or job is None:
         return setting_of(refusal).replace("ROLE", ROLES[kind])
     value = account if about == "account" else options.qos_of(job)
@@ -328,9 +328,9 @@ def _staging(facts: Facts) -> Iterator[Finding]:
         found = "hosts its trials in one job a node, as [stage] host_trials says (rung 2)"
     elif reason and setting == "auto":
         found = f"one job a node hosts the trials (rung 2): {reason}"
-        warn = "nothing: it is done so by itself. GPUs wait while weights are staged; a precursor would spare them that"
-    elif reason.startswith(PRIVATE):  # the first trials notice it, and their nodes turn to rung 2
-        found, warn = reason, 'set [stage] host_trials = "auto": else a trial a node is started for nothing'
+        warn = "nothing: this is automatic. GPUs idle while weights are staged, which a precursor would avoid"
+    elif reason.startswith(PRIVATE):  # the first trials notice it, and their nodes switch to rung 2
+        found, warn = reason, 'set [stage] host_trials = "auto": otherwise one trial per node starts in vain'
     elif reason:
         found, fail = reason, 'set [stage] host_trials = "auto"'
     yield finding("staging", found, warn=warn, fail=fail)
@@ -340,19 +340,19 @@ def _staging(facts: Facts) -> Iterator[Finding]:
 
 
 def _nodes(facts: Facts) -> Iterator[Finding]:
-    """All nodes. That no GPU node takes a job is a failure: an evaluation would have nowhere to run."""
+    """Judge all nodes. It is a failure if no GPU node accepts a job: an evaluation could not run anywhere."""
     for answer in facts.answers:
         yield from judge_node(answer, facts.config, hosting=facts.hosting)
     staging = [a for a in facts.answers if a.target.stages]
     if staging and all(a.trouble and a.refused for a in staging):
-        todo = "no node takes our jobs, or none sees the work folder: see their reasons above"
-        yield finding("GPU nodes", "not one answered", fail=todo)
+        todo = "no node accepts our jobs, or none sees the work folder: see the reasons above"
+        yield finding("GPU nodes", "none answered", fail=todo)
     if facts.left_out:
-        yield finding("other nodes", f"{facts.left_out} alike were not asked (--nodes 0 asks all)")
+        yield finding("other nodes", f"{facts.left_out} alike were not probed (--nodes 0 probes all)")
 
 
 def judge_node(answer: NodeJob, config: Config, *, hosting: bool) -> Iterator[Finding]:
-    """What a node's answer means. `hosting`: one job would host its trials (rung 2)."""
+    """Judge a node's answer. `hosting`: one job would host its trials (rung 2)."""
     target, record = answer.target, answer.record
     name = f"{target.node} ({target.partition})" if target.partition else target.node
     if answer.trouble:
@@ -363,7 +363,7 @@ def judge_node(answer: NodeJob, config: Config, *, hosting: bool) -> Iterator[Fi
         yield _judge_memory(f"{name} memory", answer, config, hosting=hosting)
         where, on_gpus = f"{name} interpreter", config.cluster.kind == "slurm"
         interpreter = judge_versions(record["versions"], config.trial, on_gpus=on_gpus, where=where)
-        if interpreter.status != "ok":  # else the finding above has said it
+        if interpreter.status != "ok":  # otherwise the finding above says so
             yield interpreter
     else:
         found = f"{record['cpus']} CPUs, {gigabytes(record['memory_available'])} memory available"
@@ -387,9 +387,9 @@ def _judge_memory(what: str, answer: NodeJob, config: Config, *, hosting: bool) 
     slow = best["rung"] == "shm" and (best.get("write_rate") or SLOW_RATE) < SLOW_RATE
     todo = ""
     if not hosting and answer.shared is None and best is roots[0]:
-        todo = "whether jobs share it was not told: try again when the node is free"
+        todo = "it is unknown whether jobs share it: try again when the node is free"
     elif not hosting and not answer.shared and best is roots[0]:
-        todo = "each job has memory of its own there: set [stage] host_trials = true, else a trial is started for nothing"
+        todo = "each job has private memory there: set [stage] host_trials = true, otherwise a trial starts in vain"
     elif refused:
         todo = "a lower rung is used there"
     elif slow:
@@ -410,7 +410,7 @@ def _describe(root: Mapping[str, Any], answer: NodeJob) -> str:
 
 
 def judge_sandbox(levels: Sequence[Mapping[str, Any]] | None, where: str, *, allow_unsafe: bool) -> Finding:
-    """The best level that holds, and why no better one does. `levels`: best first."""
+    """Return the best working isolation level, and why better ones fail. `levels`: best first."""
     what = f"sandbox {where}"
     if not levels:
         return finding(what, "not tried", warn="run `python -m evaljobs sandbox` there")

@@ -1,8 +1,8 @@
-"""The checks of accounting limits for `evalspan doctor`: how many nodes' jobs the user's account and QOS leave. Pure.
+"""Checks of accounting limits for `evalspan doctor`: how many nodes' jobs the user's account and QOS allow. Pure.
 
-Rule: a limit is compared with what an evaluation's jobs ask for. Enough for several nodes is ok. Less is a warning with the
-settings that fit into it. A job that alone asks for more can never start: that fails. TRES other than CPUs, memory, nodes
-and GPUs (such as billing) are not compared. Called by `findings`.
+Rule: a limit is compared with the requests of an evaluation's jobs. Enough for several nodes is ok. Less is a warning with
+the settings that fit. A single job that requests more can never start, which is a failure. TRES other than CPUs, memory,
+nodes and GPUs (such as billing) are not compared. Called by `findings`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from coordinator.cluster.slurm_limits import RESOURCES, Limit
 from coordinator.cluster.slurm_rules import SiteRules, limits_on, within_limits
 from coordinator.doctor.facts import Facts, Finding, finding
 
-WORKERS = 8  # builds, and after them metric workers, of one evaluation at once, unless [metric] workers says
-LEAST_DAEMON_SECONDS = 600  # time limit of the coordinator's own job, below which it is a warning
-ENOUGH_NODES = 4  # at once, below which a limit is a warning
-ENFORCED = {"limits", "safe", "all"}  # words of AccountingStorageEnforce with which Slurm applies limits
+# concurrent builds, and after them metric workers, of one evaluation, unless set by [metric] workers
+WORKERS = 8
+LEAST_DAEMON_SECONDS = 600  # time limit of the coordinator's own job below which there is a warning
+ENOUGH_NODES = 4  # concurrent nodes below which a limit is a warning
+ENFORCED = {"limits", "safe", "all"}  # values of AccountingStorageEnforce with which Slurm applies limits
 
 
 def hours(seconds: int) -> str:
@@ -30,7 +31,7 @@ def hours(seconds: int) -> str:
 
 
 def judge_accounting(facts: Facts, rules: SiteRules) -> Iterator[Finding]:
-    """Each limit of the accounts and QOS that the jobs get, and the time that they leave to jobs."""
+    """Yield each limit of the accounts and QOS of the jobs, and the time limits that they allow."""
     what, accounting = "limits", facts.accounting
     if facts.accounting_error:
         todo = "ask the site for MaxJobs, MaxSubmitJobs, MaxTRES and GrpTRES of your account and QOS"
@@ -58,7 +59,7 @@ def judge_accounting(facts: Facts, rules: SiteRules) -> Iterator[Finding]:
 
 
 def _not_allowed(facts: Facts, accounting: Accounting, rules: SiteRules) -> Iterator[Finding]:
-    """Jobs that wait for ever, since none of their partitions is for their account and QOS: `sbatch` takes them."""
+    """Yield jobs that would pend for ever since no partition accepts their account and QOS, although `sbatch` accepts them."""
     refused: dict[str, list[Purpose]] = {}
     for kind, job in facts.jobs.items():
         chosen = rules.chosen(facts.options.partition_of(job))
@@ -78,12 +79,12 @@ def _not_allowed(facts: Facts, accounting: Accounting, rules: SiteRules) -> Iter
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A limit, and how much an evaluation's jobs ask for of what it counts."""
+    """A limit, and the requests of an evaluation's jobs for what it counts."""
 
     limit: Limit
     facts: Facts
-    jobs: Mapping[Purpose, int]  # kind of job under it -> what one asks for
-    daemon: int = 0  # what the coordinator's own job asks for
+    jobs: Mapping[Purpose, int]  # kind of job under it -> its request
+    daemon: int = 0  # request of the coordinator's own job
 
     @property
     def most_trials(self) -> int | None:
@@ -96,23 +97,23 @@ class Case:
 
     @property
     def enough(self) -> int:
-        """Nodes at once that are no warning."""
+        """Number of concurrent nodes that needs no warning."""
         there = max(1, sum(not n.excluded for n in self.facts.gpu_nodes))
         of_settings = (self.facts.config.borrow.max_nodes, ceil((self.most_trials or 0) / self.lanes))
         return min(ENOUGH_NODES, there, *filter(None, of_settings))
 
     @property
     def workers(self) -> int:
-        """Metric workers at once; builds come before, and wait for each other where they must."""
+        """Number of concurrent metric workers; builds run before and wait for each other if necessary."""
         return self.facts.config.metric.workers or WORKERS
 
     @property
     def beside(self) -> int:
-        """What the metric workers take beside all nodes."""
+        """Use by the metric workers beside all nodes."""
         return 0 if self.limit.what == "node" else self.jobs.get("metric", 0) * self.workers
 
     def settings_that_fit(self) -> dict[str, int]:
-        """Return the settings with which evaluations keep to a limit on all jobs; none where no size does, or none is needed."""
+        """Return the settings that keep evaluations within a limit on all jobs; empty if no size fits, or none is needed."""
         most, worker = self.limit.most - self.daemon, self.jobs.get("metric", 0)
         node = self.node(self.lanes)
         if not node:
@@ -131,23 +132,23 @@ class Case:
             nodes, left = 1, most - self.node(lanes[-1]) - worker
         else:
             return {}
-        # a prefetch is a second precursor on a node: it would hold a place for which a trial or a worker waits
+        # a prefetch is a second precursor on a node and would take the place of a trial or a worker
         ahead = nodes * self.jobs.get("stage", 0) * (self.limit.what != "node" and not self.facts.hosting)
         return found | ({"stage.prefetch": 0} if ahead > left and self.facts.config.stage.prefetch else {})
 
     def node(self, lanes: int) -> int:
-        """Of the jobs of one node with so many trials."""
+        """Return the use by the jobs of one node with this many trials."""
         stage, trial, what = self.jobs.get("stage", 0), self.jobs.get("trial", 0), self.limit.what
         if not self.jobs.keys() & {"stage", "trial"}:
             return 0
         if what == "node":
             return 1
-        if self.facts.hosting and what in ("jobs", "cpu"):  # a host asks for no CPU of its own
+        if self.facts.hosting and what in ("jobs", "cpu"):  # a host requests no CPU of its own
             return trial if what == "jobs" else trial * lanes
         return stage + trial * lanes
 
     def another(self, kinds: Sequence[Purpose] = ()) -> str:
-        """The settings that put jobs of these kinds, or of all that count, under the limit."""
+        """Return the settings that put jobs of these kinds, or of all that count, under the limit."""
         kinds = kinds or [kind for kind, count in self.jobs.items() if count]
         carriers = dict.fromkeys(setting_of_role(self.facts, kind, self.limit.carrier) for kind in kinds)
         return f"another {' and '.join(carriers)}"
@@ -165,7 +166,7 @@ def cases_of(facts: Facts, accounting: Accounting, rules: SiteRules) -> list[Cas
 
 
 def case_of(facts: Facts, limit: Limit, kinds: Sequence[Purpose], *, daemon: bool = False) -> Case:
-    """`kinds`: of the jobs under the limit. `daemon`: is the coordinator's own job?"""
+    """Return the case of a limit. `kinds`: of the jobs under the limit. `daemon`: include the coordinator's own job."""
     types = {name.lower() for n in facts.gpu_nodes for name in n.gpu_type.split("+")}
     amounts = {kind: amount(facts.jobs[kind], limit.what, types) for kind in kinds}
     jobs = {kind: count for kind, count in amounts.items() if count is not None}
@@ -175,14 +176,14 @@ def case_of(facts: Facts, limit: Limit, kinds: Sequence[Purpose], *, daemon: boo
 
 
 def amount(job: Job, what: str, types: set[str]) -> int | None:
-    """How much the job asks for; None where the limit is on something else. `types`: of the nodes' GPUs."""
+    """Return the job's request; None if the limit is on something else. `types`: of the nodes' GPUs."""
     if what.startswith("gres/gpu:"):
         return job.gpus if what.partition(":")[2].lower() in types else None
     return {"cpu": job.cpus, "mem": job.memory_mb, "gres/gpu": job.gpus, "node": 1, "jobs": 1}.get(what)
 
 
 def judge_limit(case: Case) -> Iterator[Finding]:
-    """One limit. Nothing is said of one that no job touches."""
+    """Judge one limit. Limits that no job touches are skipped."""
     limit, hosting = case.limit, case.facts.hosting
     if not case.jobs or (not any(case.jobs.values()) and not limit.least):
         return
@@ -212,7 +213,7 @@ def judge_limit(case: Case) -> Iterator[Finding]:
 
 
 def _judge_together(what: str, text: str, case: Case) -> Finding:
-    """Judge a limit on all jobs together. Slurm counts each member of an array, precursors and workers, too."""
+    """Judge a limit on all jobs together. Slurm counts each member of an array, including precursors and workers."""
     settings, node = case.settings_that_fit(), case.node(case.lanes)
     text = f"{text}: {_asks(case, node, case.beside)}"
     workers, nodes = settings.get("metric.workers"), settings.get("borrow.max_nodes", 0)
@@ -250,8 +251,8 @@ def _asks(case: Case, node: int, beside: int) -> str:
 
 
 def _instead(case: Case, kinds: Sequence[Purpose]) -> str:
-    """What lets jobs of these kinds start."""
-    if case.limit.least:  # a QOS for GPU jobs alone: the others have one of their own
+    """Return what would let jobs of these kinds start."""
+    if case.limit.least:  # a QOS for GPU jobs only: the others have one of their own
         tables = dict.fromkeys(f"[slurm.{ROLES[kind]}] qos" for kind in kinds)
         host = ", or set [stage] host_trials = true" if list(kinds) == ["stage"] else ""
         return f"set another QOS in {' and '.join(tables)}{host}"
@@ -261,7 +262,7 @@ def _instead(case: Case, kinds: Sequence[Purpose]) -> str:
 
 
 def setting_of_role(facts: Facts, kind: Purpose, field: str) -> str:
-    """Where the settings name the account, QOS or partition of such a job."""
+    """Return the setting for the account, QOS or partition of such a job."""
     role = ROLES[kind]
     if getattr(getattr(facts.config.slurm, role), field) is not None:
         return f"[slurm.{role}] {field}"
@@ -270,7 +271,7 @@ def setting_of_role(facts: Facts, kind: Purpose, field: str) -> str:
 
 
 def _judge_time(facts: Facts, rules: SiteRules, accounting: Accounting) -> Iterator[Finding]:
-    """MaxWall: jobs ask for no more than their account and QOS allow; the partitions' MaxTime has findings of its own."""
+    """Judge MaxWall: jobs request at most what their account and QOS allow; the partitions' MaxTime has its own findings."""
     options = facts.options
     daemon = within_limits(daemon_job(options), own_options(options), rules, accounting).time_limit_seconds
     if daemon < DAEMON_SECONDS:

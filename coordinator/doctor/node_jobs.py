@@ -1,9 +1,8 @@
-"""Small jobs on nodes, and what they answer, for `evalspan doctor`.
+"""Small jobs on nodes, and their answers, for `evalspan doctor`.
 
-Rule: the first job on a node measures and leaves a nonce in the node's memory; a second job looks for the nonce. Only
-that proves that the node's jobs share its memory. A job that does not start in time is cancelled, and the answer says
-that it was waiting; no job outlives the survey.
-Called by `collect`; `findings` judges the answers.
+Rule: the first job on a node measures and leaves a nonce in the node's memory; a second job looks for it, which proves that
+the node's jobs share memory. A job that does not start in time is cancelled and reported as pending; no job outlives the
+survey. Called by `collect`; `findings` judges the answers.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from coordinator.evaluation.job_specs import Site
 
 FILE_SECONDS = 0.2  # between two looks for answers
 LISTING_SECONDS = 5.0  # between two listings of the cluster's jobs
-GRACE_SECONDS = 5.0  # after a job's end, in which its answer may still arrive (NFS)
+GRACE_SECONDS = 5.0  # how long an answer may take to arrive after a job's end (NFS)
 PROBE_MEMORY_MB = 1024
 TIME_LIMIT_SECONDS = 600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A node to ask, and where its jobs go. `gpus`: that a job must ask for to be taken there at all."""
+    """A node to probe, and where its jobs go. `gpus`: that a job must request to be accepted there at all."""
 
     node: str
     cluster: Cluster
@@ -40,14 +39,14 @@ class Target:
 
 @dataclass(slots=True, kw_only=True)
 class NodeJob:
-    """A job on a node, and what it has answered. `out`: where its answer comes; `answers`: of how many processes."""
+    """A job on a node, and its answer. `out`: where the answer appears; `answers`: number of processes."""
 
     target: Target
     job: Job
     out: Path
     answers: int = 1
     record: Mapping[str, Any] = field(default_factory=dict)
-    shared: bool | None = None  # whether a second job saw what the first one left on the first root
+    shared: bool | None = None  # whether a second job saw what the first one had left on the first root
     trouble: str = ""  # why there is no record
     refused: bool = False  # the trouble is a fault, not a busy node
     job_id: str = ""
@@ -69,8 +68,8 @@ def survey(
     wait_seconds: float,
     sample_mb: int,
 ) -> Sequence[NodeJob]:
-    """Ask all targets, side by side, for up to two times `wait_seconds`. `folder`: for answers and logs, seen by nodes and
-    of a new name of letters and digits.
+    """Probe all targets concurrently, for up to two times `wait_seconds`. `folder`: for answers and logs, visible on nodes,
+    with a new name of letters and digits.
     """
     roots = [word for root in site.stage.roots for word in ("--root", root)]
     first, second = [], []
@@ -109,7 +108,7 @@ def _node_job(target: Target, site: Site, folder: Path, what: str, words: Sequen
 
 
 def ask(asked: Sequence[NodeJob], wait_seconds: float, look: Callable[[NodeJob], None] | None = None) -> None:
-    """Submit, wait for the answers, cancel the jobs without one. `look`: reads a job's answer, if it is there."""
+    """Submit, wait for the answers, and cancel the jobs without one. `look`: reads a job's answer, if it exists."""
     look = look or look_for_answer
     for one in asked:
         try:
@@ -138,7 +137,7 @@ def ask(asked: Sequence[NodeJob], wait_seconds: float, look: Callable[[NodeJob],
 
 
 def _look_at_jobs(waiting: Sequence[NodeJob]) -> None:
-    """One listing for all: the targets' partitions are of one cluster."""
+    """Update all jobs from one listing: the targets' partitions are in one cluster."""
     try:
         states = {job.name: job for job in waiting[0].target.cluster.jobs()}
     except ClusterError:

@@ -1,9 +1,8 @@
 """Refuses folders that the nodes of a Slurm cluster cannot see, as far as this machine can prove it.
 
-Rule: only this machine sees its memory (tmpfs, ramfs) and folders such as /tmp, unless a network file system is mounted
-there or every node of the cluster is this machine. A local disk anywhere else may be exported to the nodes: only their
-answers to `evalspan doctor` prove it.
-Called by `evalspan eval` and `submit` before anything is staged.
+Rule: memory (tmpfs, ramfs) and folders such as /tmp are visible only on this machine, unless a network file system is mounted
+there or every node of the cluster is this machine. A local disk elsewhere may be exported to the nodes, which only the probes
+of `evalspan doctor` can tell. Called by `evalspan eval` and `submit` before anything is staged.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ ADDRESSES = ("sinfo", "--noheader", "--Node", "--Format=NodeAddr:256")
 
 
 def check_shared(paths: Iterable[str]) -> None:
-    """OperatorError with the first path that only this machine sees. Slurm is asked only if there is such a path."""
+    """Raise OperatorError for the first path that only this machine sees. Slurm is only queried if there is one."""
     for path in paths:
         fs = fs_type(_existing(path))
         if not is_own(Path(path).resolve(), fs):
@@ -38,7 +37,7 @@ def check_shared(paths: Iterable[str]) -> None:
 
 
 def _existing(path: str) -> Path:
-    """The path itself, or the folder of a pattern's matches."""
+    """Return the path itself, or the folder of a pattern's matches."""
     place = Path(path)
     while has_magic(str(place)) and not place.exists():
         place = place.parent
@@ -46,14 +45,14 @@ def _existing(path: str) -> Path:
 
 
 def is_own(place: Path, fs: str) -> bool:
-    """Whether each machine has a folder of its own there. `place`: absolute, without links; `fs`: its file system's type."""
+    """Return whether each machine has its own folder there. `place`: absolute, without links; `fs`: its file system's type."""
     if fs.startswith(SHARED_FS):
         return False
     return fs in MEMORY_FS or any(place.is_relative_to(folder) for folder in OWN_FOLDERS)
 
 
 def all_here(addresses: Sequence[str], host: str) -> bool:
-    """Whether every node is this machine, as on a cluster of one. True also without addresses: they prove nothing."""
+    """Return whether every node is this machine, as on a cluster of one. True also without addresses, which prove nothing."""
     own = {"localhost", host, host.partition(".")[0]}
     return all(address in own or _loopback(address) for address in addresses)
 

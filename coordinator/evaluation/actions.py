@@ -1,7 +1,7 @@
-"""Actions of one evaluation: orders in the imperative, each for exactly one effect.
+"""Actions of one evaluation: imperatives, one effect each.
 
-Rule: whatever comes of an effect returns as an event (named after the arrow). Every effect may be repeated without
-harm. Called from: the subjects, which return actions; `coordinator.runtime.effects` performs them.
+Rule: the result of an effect returns as an event (named after the arrow). Every effect may be repeated safely. Called from:
+the subjects, which return actions; `coordinator.runtime.effects` performs them.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class Action(Record):
 
 
 class FindRequestSets(Action):
-    """Look which request sets are on disk -> RequestSetsFound."""
+    """Find the request sets on disk -> RequestSetsFound."""
 
     record: EvaluationRecord
 
 
 class InspectConverted(Action):
-    """Look at the folder that a conversion left -> CheckpointConverted."""
+    """Inspect the folder that a conversion wrote -> CheckpointConverted."""
 
     path: str
 
@@ -39,28 +39,28 @@ class SubmitJob(Action):
 
 class CancelJob(Action):
     job_id: str
-    index: int | None = None  # a member only
+    index: int | None = None  # of one array member
 
 
 class FindResponses(Action):
     """Look for responses of this and earlier evaluations before GPUs are asked for -> ResponsesFound."""
 
-    sets: Mapping[int, Mapping[str, str]]  # entry -> {name of a leaf task: folder}; a name stands once
+    sets: Mapping[int, Mapping[str, str]]  # entry -> {leaf task: folder}; each name appears once
     batch_size: int
-    cuts: Mapping[int, str] = Field(default_factory=dict)  # entry -> as `records.cut_of`; else ""
+    cuts: Mapping[int, str] = Field(default_factory=dict)  # entry -> `records.cut_of`; absent means ""
 
 
 class MakePlan(Action):
     """Read batch indexes and priors, plan -> Planned | Closed."""
 
-    sets: Mapping[int, Mapping[str, str]]  # as of `FindResponses`
+    sets: Mapping[int, Mapping[str, str]]  # as in `FindResponses`
     batch_size: int
     lanes: tuple[tuple[str, str], ...]  # (lane, node)
-    cuts: Mapping[int, str] = Field(default_factory=dict)  # as of `FindResponses`
+    cuts: Mapping[int, str] = Field(default_factory=dict)  # as in `FindResponses`
 
 
 class FillQueue(Action):
-    """Replace all that is unclaimed in the work queue by these lanes."""
+    """Replace everything unclaimed in the work queue with these lanes."""
 
     lanes: Mapping[str, tuple[tuple[str, float, float], ...]]
 
@@ -75,27 +75,27 @@ class WithdrawShards(Action):
 
 
 class ReleaseClaims(Action):
-    """Return what a dead trial had claimed to the queue."""
+    """Return a dead trial's claims to the queue."""
 
     trial: str
 
 
 class EnqueueMetric(Action):
-    """Write the spec of this metric job and queue it, again where Redis lost it. `first`: ahead of those that wait."""
+    """Write this metric job's spec and enqueue it, again if Redis lost it. `first`: ahead of pending jobs."""
 
     name: str
     first: bool = False
 
 
 class PublishSets(Action):
-    """Write where the request sets lie, for trials that probe the batch size."""
+    """Publish where the request sets are, for trials that probe the batch size."""
 
     batch_size: int
     sets: Mapping[str, str]
 
 
 class ReleasePrecursor(Action):
-    """Tell a node's precursor to clear its memory and end."""
+    """Tell a node's precursor to clear its memory and exit."""
 
     job: str
 
@@ -105,10 +105,10 @@ class StopWorkers(Action):
 
 
 class WriteResults(Action):
-    """Merge the entries' scores into results.json, write the report, learn priors -> ResultsWritten."""
+    """Merge the entries' scores into results.json, write the report, update the priors -> ResultsWritten."""
 
     failed: Mapping[int, str]
 
 
 class RemoveQueue(Action):
-    """Take this evaluation's keys out of Redis."""
+    """Delete this evaluation's keys from Redis."""

@@ -1,11 +1,11 @@
-"""Builds by CPU jobs: a Hugging Face folder of the announced checkpoint, then the request sets of the suite's entries.
+"""Builds on CPUs: a Hugging Face copy of the announced checkpoint, then the request sets of the suite's entries.
 
-Rule: nothing is built or staged before the converted folder was inspected. A build job makes its entries one after the
-other, so the first that is not built was at work when the job ended; it has an attempt less, the others have not.
-Batches are never mixed within a task. A batch of a fixed size that does not fit a GPU's memory is the operator's word, so its
-task fails, with the size that fits. A unit of fast mode follows from the token budget: the entry's budget is reduced,
-journalled, and all of its planned likelihoods are cut, planned and run anew. Answers in the old cut count no more.
-Called from: `step`, `job_ends`, `ending`.
+Rule: nothing is built or staged before the converted folder has been inspected. A build job builds its entries in sequence,
+so the first unbuilt one was in progress when the job ended; only that entry is charged an attempt. Batch sizes never mix
+within a task. A fixed batch size is never changed: if it does not fit a GPU's memory the task fails, and the message names
+the size that fits. In fast mode the unit follows from the token budget, so the entry's budget is reduced (and journalled),
+and all of its planned likelihoods are cut, planned and run again; answers from the old cut no longer count. Called from:
+`step`, `job_ends`, `ending`.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from coordinator.evaluation.state import EntryState, IllegalEventError, JobInfo,
 from evaljobs.contract.names import Cut, ShardId
 from evaljobs.contract.outcomes import Built, Converted, Failed, Probed, TooLarge
 
-# tasks of at most so many documents share a build job: each takes about a second, importing lm-eval takes five
+# tasks with at most this many documents share a build job: each builds in about a second, importing lm-eval takes five
 FEW_DOCUMENTS = 100
-FEW_A_JOB = 4  # such entries
-# build jobs in a row, for each that runs at a time, that had nothing built: then all entries fail
+FEW_A_JOB = 4  # entries of this size in one job
+# consecutive build jobs without a result, for each job that runs at once, before all entries fail
 MAX_DEATHS = 6
-HAVE_SETS = ("built", "scoring")  # statuses of entries that read their request sets
+HAVE_SETS = ("built", "scoring")  # statuses of entries whose request sets are in use
 
 
-MIN_TOKEN_BUDGET = 256  # tokens; a unit of fewer is about one request, which no smaller budget makes smaller
+MIN_TOKEN_BUDGET = 256  # tokens; a smaller unit would hold about one request, which no budget can shrink
 
 
 # --- the conversion of a checkpoint ----------------------------------------------------------------------------------------
 
 
 def begin_conversion(state: State) -> list[Action]:
-    """Of a newly accepted evaluation: convert first, where that is asked for, or look for request sets at once."""
+    """Begin a newly accepted evaluation: convert the checkpoint if asked to, otherwise look for request sets."""
     if state.record.convert is not None:
         state.conversion.status, state.conversion.announced = "due", state.record.checkpoint
         return []
@@ -71,7 +71,7 @@ def conversion_ended(state: State, outcome: Converted, _at: float) -> list[Actio
 
 def inspected(state: State, event: CheckpointConverted) -> list[Action]:
     if state.conversion.status == "done" and event.checkpoint is None:
-        state.conversion.status = "due"  # its folder was removed since then
+        state.conversion.status = "due"  # the converted folder has been removed since
     if state.conversion.status != "made":
         return []
     if event.checkpoint is None:
@@ -85,7 +85,7 @@ def inspected(state: State, event: CheckpointConverted) -> list[Action]:
 def conversion_failed(state: State, outcome: Failed, _at: float) -> list[Action]:
     if outcome.blame == "operator":
         state.ending.close(outcome.error)
-    return []  # otherwise its job's end says that it is due again
+    return []  # otherwise the end of its job makes it due again
 
 
 def conversion_over(state: State, info: JobInfo, word: str) -> Due:
@@ -104,7 +104,7 @@ def conversion_over(state: State, info: JobInfo, word: str) -> Due:
 
 
 def convert_again(state: State) -> None:
-    """A new attempt of an evaluation that had ended: what was converted was removed at its end."""
+    """Convert the checkpoint again for a retry: the copy was removed when the evaluation ended."""
     state.conversion.tries = state.conversion.tries.anew
     if state.conversion.status != "none":
         state.conversion.status = "due"
@@ -123,7 +123,7 @@ def conversion_restarted(state: State) -> list[Action]:
 
 
 def found(state: State, event: RequestSetsFound) -> list[Action]:
-    """The request sets on disk: an entry whose sets were removed meanwhile has them built again."""
+    """Record the request sets on disk, and rebuild those that have been removed."""
     if event.folders.keys() != set(range(len(state.entries))):
         raise IllegalEventError("request sets were looked up for other entries")
     for entry in state.entries:
@@ -150,19 +150,19 @@ def builds_due(state: State, site: Site, now: float) -> Due:
 
 
 def _worth_a_job(state: State, waiting: Sequence[EntryState]) -> int:
-    """Jobs that build these entries soonest: one for each, or for each four with few documents."""
+    """Return how many jobs build these entries soonest: one per entry, or per four entries with few documents."""
     few = sum(_has_few(state, entry) for entry in waiting)
     return len(waiting) - few + ceil(few / FEW_A_JOB)
 
 
 def _has_few(state: State, entry: EntryState) -> bool:
-    """A limit holds for each leaf task: of a group, or of what may be one, it says little."""
+    """Return whether every leaf task has few documents. An entry without a limit, or that may be a group, does not count."""
     limit = state.record.suite.tasks[entry.index].limit
     return limit is not None and 1 <= limit <= FEW_DOCUMENTS and entry.name in state.record.inputs.single
 
 
 def end_soon(state: State) -> bool:
-    """Whether build jobs are at work, on entries with few documents alone."""
+    """Return whether build jobs are running and all of their entries have few documents."""
     building = [entry for entry in state.entries if entry.status == "building"]
     return bool(building) and all(_has_few(state, entry) for entry in building)
 
@@ -185,7 +185,7 @@ def built(state: State, outcome: Built, _at: float) -> list[Action]:
 
 
 def probed(state: State, outcome: Probed, _at: float) -> list[Action]:
-    """The batch size is known, and the token budget with it: requests are there, and their batches are added."""
+    """Record the probed batch size or token budget: the requests exist, and their batches still have to be added."""
     if state.batch_size != "auto":
         return []
     state.batch_size = outcome.batch_size
@@ -198,7 +198,7 @@ def probed(state: State, outcome: Probed, _at: float) -> list[Action]:
 
 
 def again(entry: EntryState) -> None:
-    """The entry's requests lack the batches of its cut, or were removed."""
+    """Mark an entry as unbuilt: its requests lack the batches of its cut, or were removed."""
     entry.status = "unbuilt"
     entry.building = entry.building.anew
 
@@ -218,7 +218,7 @@ def failed(state: State, outcome: Failed, at: float) -> Due:
 
 
 def job_over(state: State, info: JobInfo, word: str) -> Due:
-    """Where jobs end again and again and nothing is built in between, the entries are not the reason: all of them fail."""
+    """Handle the end of a build job. Repeated failures with nothing built in between fail all entries, not just this one."""
     mine = (state.entries[i] for i in info.entries)
     left = [e for e in mine if e.build_job == info.job.name and e.status == "building"]
     for entry in left:
@@ -230,7 +230,7 @@ def job_over(state: State, info: JobInfo, word: str) -> Due:
             return []
         word = out_of_memory_words(state, "build", "it")
     first, builds = left[0], state.builds
-    # of a node's fault alone: again after a pause, on another node
+    # only the node is at fault: retry on another node after a pause
     of_node = bool(info.unlaunched or info.refused)
     builds.fruitless = builds.fruitless.failed(info.changed_at if of_node else 0.0)
     if not of_node:
@@ -249,7 +249,7 @@ def job_over(state: State, info: JobInfo, word: str) -> Due:
 
 
 def too_large(state: State, outcome: TooLarge, at: float) -> Due:
-    """Of several trials that say it of one entry, the first counts; so does an answer that came from a larger GPU."""
+    """Handle a unit or batch that does not fit a GPU. Only an entry's first report counts; one from a larger GPU does, too."""
     shard = state.shards.by_name.get(outcome.shard)
     if shard is None or shard.frame is not None or shard.quarantined:
         return []
@@ -269,7 +269,7 @@ def _budget(state: State, entry: EntryState) -> int:
 
 
 def _too_large_words(state: State, entry: EntryState, outcome: TooLarge) -> str:
-    """What happened, and what to type."""
+    """Return what does not fit and what to change."""
     name = ShardId.parse(outcome.shard)
     cut = Cut.parse(cut_on_disk(name.cut, state.batch_size))
     where = f"the GPU memory of {outcome.node} ({outcome.devices}): {outcome.error}"
@@ -287,7 +287,7 @@ def _too_large_words(state: State, entry: EntryState, outcome: TooLarge) -> str:
 
 
 def cuts_due(state: State, now: float) -> Due:
-    """Reduce the budgets of entries of which a unit did not fit: to the part that fits, and at least by half."""
+    """Reduce the token budget of entries with a unit that did not fit: to the part that fits, and at least by half."""
     for index, outcome in sorted(state.shards.too_large.items()):
         entry = state.entries[index]
         if entry.terminal:

@@ -1,7 +1,8 @@
-"""Ending: why and how far an evaluation ends, and its new beginning by a retry.
+"""Ending: why and how an evaluation ends, and how a retry reopens it.
 
-Rule: the phases are those of `state.Phase`. A reason closes open entries (all, or those that still need a GPU); once
-every entry is scored or has failed the results are written; it has ended when no job of it is left. Called from: `step`.
+Rule: the phases are those of `state.Phase`. A reason to end closes open entries (all, or only those that still need a GPU).
+Results are written once every entry is scored or has failed; the evaluation has ended when it has no job left. Called from:
+`step`.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from coordinator.evaluation.events import (
 from coordinator.evaluation.jobs import Due
 from coordinator.evaluation.state import Phase, State
 
-RELEASED = ("stage", "metric")  # purposes of jobs that end by themselves once released
+RELEASED = ("stage", "metric")  # purposes of jobs that exit by themselves once released
 
 
 def cancel(state: State, event: CancelAsked) -> list[Action]:
     ending = state.ending
     ending.retry_waits = False
-    if ending.phase < Phase.LEAVING:  # else its scores stand
+    if ending.phase < Phase.LEAVING:  # otherwise its scores stand
         ending.cancelled = ending.cancelled or event.reason
         ending.phase = max(ending.phase, Phase.CLOSING)
     return []
@@ -41,8 +42,8 @@ def results_written(state: State, _event: ResultsWritten) -> list[Action]:
 
 
 def retry(state: State, event: RetryAsked) -> list[Action]:
-    """In a running evaluation, what has failed is tried again beside the rest. One that is ending ends first: its jobs
-    end, and other jobs may have its nodes by then.
+    """Retry what has failed, alongside whatever is running. An evaluation that is ending finishes that first: its jobs end,
+    and other jobs may take its nodes.
     """
     if not state.failed_entries() and not state.unscored_items:
         return []
@@ -55,7 +56,7 @@ def retry(state: State, event: RetryAsked) -> list[Action]:
 
 
 def begin_again(state: State, gone: Collection[int] = ()) -> list[Action]:
-    """Go on with an evaluation that has ended: it has no job, no staged weights and no queue."""
+    """Reopen an evaluation that has ended: it has no job, no staged weights and no queue."""
     state.ending.cancelled, state.ending.ended_at = "", None
     state.ending.retried, state.ending.retry_waits = True, False
     builds.convert_again(state)
@@ -73,7 +74,7 @@ def _reopen(state: State, gone: Collection[int]) -> list[Action]:
     state.builds.fruitless = state.builds.fruitless.anew
     for entry in state.entries:
         if entry.status == "scored" and entry.unscored:
-            entry.status, entry.unscored = "built", {}  # its responses are there: it is scored once more
+            entry.status, entry.unscored = "built", {}  # its responses exist: score it again
             entry.scoring = entry.scoring.anew
     actions: list[Action] = []
     for entry in (e for e in state.entries if not e.terminal or e.status == "failed"):
@@ -92,7 +93,7 @@ def closed(state: State, event: Closed) -> list[Action]:
 
 
 def close_due(state: State, now: float) -> Due:
-    """Entries that the reason to end concerns fail with it."""
+    """Fail the entries that the reason to end applies to."""
     ending = state.ending
     if ending.phase != Phase.CLOSING:
         return
@@ -130,7 +131,7 @@ def ended(state: State, event: Ended) -> list[Action]:
 
 
 def restarted(state: State, now: float) -> list[Action]:
-    """Results that were not written are due again; jobs that were released or cancelled are so once more."""
+    """Make unwritten results due again, and repeat the release and cancellation of jobs."""
     ending = state.ending
     if ending.phase == Phase.WRITING:
         ending.phase = Phase.CLOSING if ending.reason or ending.cancelled else Phase.RUNNING

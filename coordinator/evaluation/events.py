@@ -1,7 +1,7 @@
 """Events of one evaluation: facts in the past tense, each with the time at which the coordinator learned of it.
 
-Rule: an event is in the journal before any effect of it. A later process reads the journal, so events are pydantic
-records. Called from: `step`, which looks up the subject of an event; `coordinator.runtime`, which makes most of them.
+Rule: an event is journalled before it has any effect. Later processes read the journal, so events are pydantic records.
+Called from: `step`, which looks up each event's handler; `coordinator.runtime`, which emits most of them.
 """
 
 from __future__ import annotations
@@ -19,258 +19,258 @@ from evaljobs.contract.specs import DEFERRED, CheckpointSpec, FrameRef, Record
 
 
 class Event(Record):
-    at: float  # unix seconds, when the coordinator learned of it
+    at: float  # unix seconds at which the coordinator learned of it
 
 
 class Accepted(Event):
-    """The first event of a journal. Then: the evaluation is running, its entries are unbuilt."""
+    """The evaluation was accepted: the first event of a journal. The evaluation is now running, its entries unbuilt."""
 
     kind: Literal["accepted"] = "accepted"
-    record: EvaluationRecord  # what is evaluated, and how
-    journal_format: Literal[10] = JOURNAL_FORMAT  # of all lines
-    code: str = ""  # version and commit of the coordinator; "": not known
+    record: EvaluationRecord
+    journal_format: Literal[10] = JOURNAL_FORMAT  # applies to every line of the journal
+    code: str = ""  # version and commit of the coordinator; "": unknown
 
 
 class CheckpointConverted(Event):
-    """What the conversion left was looked at. Then: request sets are looked up; without a checkpoint the evaluation closes."""
+    """The output of the conversion was inspected. Request sets are looked up next; without a checkpoint it closes."""
 
     kind: Literal["checkpoint-converted"] = "checkpoint-converted"
-    checkpoint: CheckpointSpec | None = None  # what is evaluated; None: the conversion left none
-    error: str = ""  # why it left none
+    checkpoint: CheckpointSpec | None = None  # the checkpoint to evaluate; None: the conversion produced none
+    error: str = ""  # why there is no checkpoint
 
 
 class RequestSetsFound(Event):
-    """Which entries' request sets are on disk, whole and unchanged: looked up at the start, and after some were removed. Then:
-    these entries are built; build jobs for the others are due.
+    """The entries whose request sets are on disk, complete and unchanged; checked at the start and after some were removed.
+    These entries are now built; build jobs for the others are due.
     """
 
     kind: Literal["request-sets-found"] = "request-sets-found"
     sets: dict[int, dict[str, str]]  # entry -> {leaf task: folder}
-    folders: dict[int, str]  # entry -> where its sets lie or shall be built
-    batch_size: int | Literal["auto"]  # of the suite, or as an earlier evaluation probed it
+    folders: dict[int, str]  # entry -> folder of its sets, present or not
+    batch_size: int | Literal["auto"]  # from the suite, or as probed by an earlier evaluation
 
 
 class Offer(Record):
     """GPUs of a node that this evaluation may use."""
 
-    node: str  # its name
-    gpus: int  # free ones that it may use
-    node_memory_mb: int = 0  # of the node; 0: unknown
-    largest_mb: int = 0  # of the largest node that the settings allow; 0: unknown
-    gpu_type: str = ""  # as Gres names it; "": not said
-    best_effort: bool = False  # jobs there may be preempted
+    node: str
+    gpus: int  # free GPUs that it may use
+    node_memory_mb: int = 0  # 0: unknown
+    largest_mb: int = 0  # memory of the largest node that the settings allow; 0: unknown
+    gpu_type: str = ""  # as in Gres; "": unknown
+    best_effort: bool = False  # jobs may be preempted there
 
 
 class NodesOffered(Event):
-    """Nodes with free GPUs. Then: a new or withdrawn node is offered, one in use may have more lanes."""
+    """Nodes with free GPUs were offered. A new or withdrawn node becomes offered; a node in use may gain lanes."""
 
     kind: Literal["nodes-offered"] = "nodes-offered"
-    offers: tuple[Offer, ...]  # one a node
+    offers: tuple[Offer, ...]  # one per node
 
 
 class MemoryOffered(Event):
-    """Nodes whose GPUs are busy with other jobs and whose memory has room. Then: weights may be prefetched there."""
+    """Nodes were found whose GPUs run other jobs but that have free memory. Weights may be prefetched there."""
 
     kind: Literal["memory-offered"] = "memory-offered"
-    nodes: tuple[str, ...]  # their names
+    nodes: tuple[str, ...]
 
 
 class BackOffOver(Event):
-    """A time is over. Then: a node in back-off is offered or ready, held jobs are submitted again."""
+    """A back-off or pause has expired. A node in back-off becomes offered or ready; held jobs are submitted again."""
 
     kind: Literal["back-off-over"] = "back-off-over"
-    nodes: tuple[str, ...] = ()  # whose back-off is over
+    nodes: tuple[str, ...] = ()  # nodes whose back-off has expired
 
 
 class NodeWithdrawn(Event):
-    """The node shall be used no more. Then: it is withdrawn, its trials end, and it may be offered again."""
+    """A node must not be used any more. It becomes withdrawn, its trials end, and it may be offered again."""
 
     kind: Literal["node-withdrawn"] = "node-withdrawn"
-    node: str  # its name
-    reason: str  # it drained, died or is cordoned
+    node: str
+    reason: str  # why: drained, failed or cordoned
 
 
 class JobIntended(Event):
-    """The evaluation decided to submit this job. A replay makes the job from this event and decides nothing anew. Then: the
-    job is intended; its entries are building, its node is staging.
+    """The evaluation decided to submit a job. A replay creates the job from this event without deciding again. The job is now
+    intended; its entries are building, or its node is staging.
     """
 
     kind: Literal["job-intended"] = "job-intended"
-    job: Job  # all that it asks of the cluster
-    entries: tuple[int, ...] = ()  # of a build job
-    lanes: tuple[str, ...] = ()  # of a trial or host job, one a member
-    trials: tuple[str, ...] = ()  # of a trial or host job, one a member
-    precursor: str | None = None  # the job whose staged weights the trials read
-    # lanes that the evaluation uses on the job's node from now on; 0: a prefetch, or a job without a node
+    job: Job  # everything requested from the cluster
+    entries: tuple[int, ...] = ()  # entries of a build job
+    lanes: tuple[str, ...] = ()  # lanes of a trial or host job, one per member
+    trials: tuple[str, ...] = ()  # trials of a trial or host job, one per member
+    precursor: str | None = None  # job that staged the weights its trials read
+    # lanes that the evaluation uses on this node from now on; 0: a prefetch, or a job without a node
     node_lanes: int = 0
 
 
 class ShardsDealt(Event):
-    """The evaluation moved shards of lanes that it lost. A replay decides nothing anew. Then: they are queued anew."""
+    """Shards of lost lanes were moved to other lanes. A replay does not decide again. The shards are queued again."""
 
     kind: Literal["shards-dealt"] = "shards-dealt"
-    lanes: dict[str, str]  # shard -> its lane from now on
+    lanes: dict[str, str]  # shard -> its new lane
 
 
 class TokenBudgetReduced(Event):
-    """A unit of this entry did not fit a GPU's memory. A replay decides nothing anew. Then: the entry is unbuilt, and its
-    tasks start again with the smaller budget.
+    """A unit of this entry did not fit a GPU's memory. A replay does not decide again. The entry is unbuilt, and its tasks
+    restart with the smaller budget.
     """
 
     kind: Literal["token-budget-reduced"] = "token-budget-reduced"
-    entry: int  # of the suite
-    token_budget: int  # padded tokens of a forward pass, from now on
+    entry: int
+    token_budget: int  # padded tokens per forward pass, from now on
 
 
 class EntryFailed(Event):
-    """The evaluation gave up an entry. Then: it has failed, and its shards are withdrawn unless other entries have them."""
+    """The evaluation gave up on an entry. Its shards are withdrawn unless other entries need them."""
 
     kind: Literal["entry-failed"] = "entry-failed"
-    entry: int  # of the suite
+    entry: int
     error: str  # why it cannot be scored
 
 
 class Closed(Event):
-    """The evaluation cannot go on. Then: it closes; the first reason stands."""
+    """The evaluation cannot continue and closes. The first reason is kept."""
 
     kind: Literal["closed"] = "closed"
-    reason: str  # why
-    inference_only: bool = False  # entries that have all responses are scored
-    instead: bool = False  # this reason stands
+    reason: str
+    inference_only: bool = False  # entries with all responses are still scored
+    instead: bool = False  # replaces an earlier reason
 
 
 class NodeBackedOff(Event):
-    """A node failed. Then: it is in back-off; where no node is in use the evaluation waits for one."""
+    """A node failed and is in back-off. If no other node is in use the evaluation waits for one."""
 
     kind: Literal["node-backed-off"] = "node-backed-off"
-    node: str  # its name
-    why: str  # it failed
+    node: str
+    why: str  # what failed
     until: float  # unix seconds
-    at_fault: bool = False  # other evaluations would fail there, too
+    at_fault: bool = False  # other evaluations would fail there too
 
 
 class StorageChosen(Event):
-    """Nothing is staged on this node. Then: it is ready, and its trials read storage."""
+    """Nothing is staged on this node. It is ready, and its trials read from storage."""
 
     kind: Literal["storage-chosen"] = "storage-chosen"
-    node: str  # its name
-    lanes: int  # that are used there
+    node: str
+    lanes: int  # lanes in use there
 
 
 class PlanAsked(Event):
-    """Responses of earlier evaluations were asked for, or a plan. Then: neither is asked for before the answer."""
+    """Responses of earlier evaluations, or a plan, were requested. Neither is requested again before the answer."""
 
     kind: Literal["plan-asked"] = "plan-asked"
-    # (entry, leaf task) whose responses are looked for; none: a plan is made
+    # (entry, leaf task) pairs to look up; empty: a plan is requested
     looked_for: tuple[tuple[int, str], ...] = ()
 
 
 class TrialsCancelled(Event):
-    """Trials that have not started have no shard to run. Then: they are cancelled."""
+    """Trials that had not started have no shard left to run and are cancelled."""
 
     kind: Literal["trials-cancelled"] = "trials-cancelled"
-    trials: tuple[str, ...]  # their names
+    trials: tuple[str, ...]
 
 
 class MetricEnqueued(Event):
-    """Responses are whole. Then: this metric job is in the queue, and the entry of a score job is scoring."""
+    """A metric job was enqueued since the responses it needs are complete. An entry with a score job is scoring."""
 
     kind: Literal["metric-enqueued"] = "metric-enqueued"
-    name: str  # of the job
-    entry: int  # of the suite
-    task: str = ""  # of an execute job: the name of a leaf task; "": a score job
-    documents: tuple[int, ...] = ()  # of an execute job
+    name: str
+    entry: int
+    task: str = ""  # leaf task of an execute job; "": a score job
+    documents: tuple[int, ...] = ()  # documents of an execute job
     seconds: float = 0.0  # predicted
 
 
 class WeightsReleased(Event):
-    """No shard needs what these precursors stage. Then: they end, and their nodes may stage again."""
+    """No shard needs the weights that these precursors hold. They exit, and their nodes may stage again."""
 
     kind: Literal["weights-released"] = "weights-released"
-    jobs: tuple[str, ...]  # their names
+    jobs: tuple[str, ...]
 
 
 class WorkDone(Event):
-    """Every entry is scored or has failed. Then: results are written; jobs are released or cancelled."""
+    """Every entry is scored or has failed. Results are written; jobs are released or cancelled."""
 
     kind: Literal["work-done"] = "work-done"
 
 
 class Ended(Event):
-    """No job is left. Then: the evaluation has ended; a retry that waited for that begins."""
+    """No job is left, so the evaluation has ended; a pending retry begins."""
 
     kind: Literal["ended"] = "ended"
 
 
 class JobSubmitted(Event):
-    """The cluster has taken the job. Then: it is submitted; where it was ended meanwhile it is cancelled."""
+    """The cluster accepted a job. It is submitted, or cancelled if it is no longer needed."""
 
     kind: Literal["job-submitted"] = "job-submitted"
-    job: str  # its name
-    job_id: str  # the cluster's
+    job: str
+    job_id: str  # id given by the cluster
 
 
 class JobNotSubmitted(Event):
-    """Submission failed. Then, by its reason: the job is intended again, uncertain, held, or ended; after eight submissions in
-    doubt the evaluation closes.
+    """A submission failed. Depending on the reason the job is intended again, uncertain, held or ended; after eight
+    submissions in doubt the evaluation closes.
     """
 
     kind: Literal["job-not-submitted"] = "job-not-submitted"
-    job: str  # its name
-    error: str  # the cluster's words
-    # absent: it surely did not happen; in-doubt: it may have happened all the same; limit: a limit on jobs is reached, and it
-    # is tried again after a pause; refused: asking again is useless, also of a job in the queue that its partition will never
-    # start, everywhere or on the job's node alone
+    job: str
+    error: str  # error message of the cluster
+    # absent: it certainly did not happen; in-doubt: it may have happened; limit: a limit on jobs was reached, retried after a
+    # pause; refused: retrying is useless, everywhere or on the job's node alone (also a pending job that its partition will
+    # never start)
     reason: Literal["absent", "in-doubt", "limit", "refused", "refused-on-node"] = "absent"
 
 
 class LimitReached(Event):
-    """Builds or trials wait for a limit on this user's jobs, which idle jobs of the evaluation fill. Then: an idle node is
-    withdrawn, workers end, or fewer lanes are used.
+    """Builds or trials are blocked by a limit on this user's jobs that idle jobs of the evaluation count towards. An idle
+    node is withdrawn, workers exit, or fewer lanes are used.
     """
 
     kind: Literal["limit-reached"] = "limit-reached"
-    why: str  # the cluster's word
-    others: bool = False  # jobs of other evaluations run, and will end
+    why: str  # reason given by the cluster
+    others: bool = False  # jobs of other evaluations are running, and will end
 
 
 class JobStarted(Event):
-    """A member of a job runs. Then: it is running, and metric workers may be intended."""
+    """A member of a job started. Metric workers may be intended."""
 
     kind: Literal["job-started"] = "job-started"
-    job: str  # its name
-    index: int = 0  # of the member in the job's array
-    node: str | None = None  # that it runs on; None: not listed
-    started_at: float | None = None  # unix seconds, by the cluster
-    submitted_at: float | None = None  # unix seconds, by the cluster
-    waited_for: str = ""  # the cluster's last reason before it started
+    job: str
+    index: int = 0  # array index of the member
+    node: str | None = None  # None: not listed
+    started_at: float | None = None  # unix seconds, from the cluster
+    submitted_at: float | None = None  # unix seconds, from the cluster
+    waited_for: str = ""  # the cluster's last pending reason
 
 
 class JobEnded(Event):
-    """A member of a job is over. Then: the job is ended once all members are; trials without an outcome count as dead, and
-    their shards are queued again.
+    """A member of a job ended. The job has once all members have; trials without an outcome are dead, their shards queued
+    again.
     """
 
     kind: Literal["job-ended"] = "job-ended"
-    job: str  # its name
-    index: int = 0  # of the member in the job's array
-    state: str  # the cluster's word
-    lost: bool = False  # it vanished from a successful listing
-    shard: str | None = None  # the one that its trial ran, by the queue
-    # the node, where it has no log: Slurm gave the job to the node and ended it before it began
+    job: str
+    index: int = 0  # array index of the member
+    state: str  # final state reported by the cluster
+    lost: bool = False  # missing from a successful listing
+    shard: str | None = None  # shard that its trial was running, according to the queue
+    # node on which it ended before it started, without a log
     unlaunched: str = ""
-    cause: Diagnosis | None = None  # why it ended without an outcome, by its log; None: not looked for
+    cause: Diagnosis | None = None  # why it ended without an outcome, from its log; None: not examined
 
 
 class OutcomeSeen(Event):
-    """A job left an outcome file. Then, by its kind: entries are built or scored, a node is ready, a trial has ended; after a
-    failure the job is tried again, or the entry has failed.
+    """A job left an outcome file. Depending on its kind, entries are built or scored, a node is ready, or a trial has ended;
+    after a failure the job is retried, or the entry has failed.
     """
 
     kind: Literal["outcome-seen"] = "outcome-seen"
-    outcome: Outcome  # what the file holds
-    # unix seconds at which the file was written, at most `at`; both differ where a job ended while no coordinator ran;
-    # None: not known
+    outcome: Outcome  # contents of the file
+    # unix seconds at which the file was written, no later than `at`; earlier if the job ended while no coordinator ran; None:
+    # unknown
     left_at: float | None = None
     cause: Diagnosis | None = None  # why the job failed; None: it did not
 
@@ -278,114 +278,113 @@ class OutcomeSeen(Event):
 class PlannedLeaf(Record):
     """A leaf task as planned."""
 
-    task: str  # leaf task of lm-eval
-    # of its shards: the task's, or "task#2" where another entry asks other requests of the task
+    task: str
+    # prefix of its shards' names: the task's, or "task#2" if another entry makes other requests of the same task
     name: str
-    entry: int  # of the suite
-    key: str  # the request digest
+    entry: int
+    key: str  # request digest
     folder: str  # of its request set
-    executes: bool  # its metric runs programs or asks a judge
-    sampled: bool  # generations are drawn
-    documents: int  # in all
-    shards: tuple[str, ...]  # their names, in order
-    shard_documents: tuple[tuple[int, ...], ...] = ()  # of each shard; of an `execute` metric alone
-    # its `execute` jobs that get anywhere at the same time (a judge's endpoint sets it); 0: no limit
+    executes: bool  # its metric runs programs or calls a judge
+    sampled: bool  # generations are sampled
+    documents: int  # number of documents
+    shards: tuple[str, ...]  # names in order
+    shard_documents: tuple[tuple[int, ...], ...] = ()  # documents of each shard; only for an `execute` metric
+    # number of `execute` jobs worth running at once (limited by a judge's endpoint); 0: no limit
     executes_at_once: int = 0
-    metric_seconds: float = 0.0  # what its metric is predicted to take for all documents
+    metric_seconds: float = 0.0  # predicted metric time for all documents
 
     @property
     def cut(self) -> str:
-        """Of its shards (`ShardId`)."""
+        """Return the cut of its shards (`ShardId`)."""
         return ShardId.parse(self.shards[0]).cut if self.shards else ""
 
 
 class PlannedLane(Record):
-    """Shards dealt to one lane, in order."""
+    """Shards assigned to one lane, in order."""
 
-    lane: str  # its name
-    node: str  # that it is on
-    # (shard, rank that every lane compares by: lower is sooner, predicted seconds)
+    lane: str
+    node: str
+    # (shard, rank across all lanes: lower runs sooner, predicted seconds)
     shards: tuple[tuple[str, float, float], ...]
 
 
 class Planned(Event):
-    """The plan is made. Then: its shards are to do, and the work queue is filled."""
+    """A plan was made. Its shards are to do, and the work queue is filled."""
 
     kind: Literal["planned"] = "planned"
     batch_size: int  # of the request sets
-    leaves: tuple[PlannedLeaf, ...]  # leaf tasks that are planned
-    lanes: tuple[PlannedLane, ...]  # each with its shards
+    leaves: tuple[PlannedLeaf, ...]
+    lanes: tuple[PlannedLane, ...]
     predicted_makespan_seconds: float  # from now on
-    lower_bound_seconds: float  # no plan can be sooner
-    gpu_seconds: float  # predicted, in all
-    work_seconds_95: float = (
-        0.0  # inference on one lane after the other at the 95th percentile; 0: not predicted
-    )
-    load_seconds_95: float = 0.0  # one trial's load at the 95th percentile; 0: not predicted
-    workers: int = 0  # for metrics, to start with; 0: not predicted
-    sigma: float = 0.0  # spread of the log of predicted seconds; 0: not predicted
+    lower_bound_seconds: float  # no plan can finish sooner
+    gpu_seconds: float  # predicted total
+    work_seconds_95: float = 0.0  # inference on one lane after the other, 95th percentile; 0: not predicted
+    load_seconds_95: float = 0.0  # load time of one trial, 95th percentile; 0: not predicted
+    workers: int = 0  # initial number of metric workers; 0: not predicted
+    sigma: float = 0.0  # standard deviation of the log of predicted seconds; 0: not predicted
 
 
 class ResponsesFound(Event):
-    """Responses of earlier evaluations that answer these requests, now in files of this one's folder. Then: their shards are
-    done, entries with `scores` are scored; the rest is planned.
+    """Responses of earlier evaluations answer these requests and are now in this evaluation's folder. Their shards are done,
+    and entries with `scores` are scored; the rest is planned.
     """
 
     kind: Literal["responses-found"] = "responses-found"
-    leaves: tuple[PlannedLeaf, ...] = ()  # those that are answered, and those whose shards another entry has
-    shards: tuple[tuple[str, FrameRef], ...] = ()  # with the place of each record
+    # leaf tasks that are answered, or whose shards belong to another entry
+    leaves: tuple[PlannedLeaf, ...] = ()
+    shards: tuple[tuple[str, FrameRef], ...] = ()  # (shard, location of its record)
     scores: dict[int, str] = Field(
         default_factory=dict
-    )  # entry -> score file, where the score keys are equal, too
-    sources: dict[str, str] = Field(default_factory=dict)  # name of a leaf task -> the earlier evaluation
-    # more are answered for a checkpoint with equal samples; whether its content is equal a precursor is to say
+    )  # entry -> score file, if the score keys match as well
+    sources: dict[str, str] = Field(default_factory=dict)  # leaf task name -> the earlier evaluation
+    # more responses exist for a checkpoint with equal samples; a precursor will say whether its content is equal
     alike: bool = False
 
 
 class ShardsDumped(Event):
-    """Whole shards found in response files, checksums right. Then: they are done; metric jobs of what is whole are due."""
+    """Complete shards with valid checksums were found in response files. They are done; metric jobs may be due."""
 
     kind: Literal["shards-dumped"] = "shards-dumped"
-    shards: tuple[tuple[str, FrameRef], ...]  # with the place of each record
+    shards: tuple[tuple[str, FrameRef], ...]  # (shard, location of its record)
 
 
 class ShardCorrupted(Event):
-    """A shard's record turned out unreadable after it was counted. Then: it runs again; the third time its task fails."""
+    """The record of a finished shard turned out to be unreadable. The shard runs again; the third time its task fails."""
 
     kind: Literal["shard-corrupted"] = "shard-corrupted"
-    shard: str  # its name
+    shard: str
     error: str  # what is wrong with the record
 
 
 class ShardsStray(Event):
-    """Shards neither queued, claimed by a living trial, nor done. Then: they are queued again."""
+    """Shards were found neither queued, nor claimed by a living trial, nor done. They are queued again."""
 
     kind: Literal["shards-stray"] = "shards-stray"
-    shards: tuple[str, ...]  # their names
-    again: tuple[str, ...] = ()  # those that were stray before, and queued since
+    shards: tuple[str, ...]
+    again: tuple[str, ...] = ()  # those found stray before, and queued since
 
 
 class TrialHung(Event):
-    """A running trial has made no progress for too long. Then: its job is cancelled, its shard runs elsewhere."""
+    """A running trial has made no progress for too long. Its job is cancelled, and its shard runs elsewhere."""
 
     kind: Literal["trial-hung"] = "trial-hung"
-    trial: str  # its name
-    shard: str | None  # that it ran
-    seconds: float  # without progress
+    trial: str
+    shard: str | None  # shard that it was running
+    seconds: float  # seconds without progress
 
 
 class StragglersFound(Event):
-    """Trials slower than the prior by three sigma while others are not. Then: no trial follows them on their lanes."""
+    """Trials were found three sigma slower than the prior while others are not. No trial follows them on their lanes."""
 
     kind: Literal["stragglers-found"] = "stragglers-found"
-    trials: dict[str, float]  # trial -> times as long as the others
+    trials: dict[str, float]  # trial -> slowdown compared with the others
 
 
 class CancelAsked(Event):
-    """The evaluation is cancelled. Then: it closes; one whose results are written stays as it is."""
+    """Cancellation was requested. The evaluation closes; once its results are written it stays as it is."""
 
     kind: Literal["cancel-asked"] = "cancel-asked"
-    reason: str  # by whom, or why
+    reason: str  # who cancelled it, or why
 
 
 class PauseAsked(Event):
@@ -402,33 +401,33 @@ class ResumeAsked(Event):
 
 
 class RetryAsked(Event):
-    """Failed entries shall be tried again, and those scored that have items without a score. Then: the evaluation is running
-    again; one that is ending ends first.
+    """A retry of failed entries, and of entries with unscored items, was requested. The evaluation is running again; one that
+    is ending finishes that first.
     """
 
     kind: Literal["retry-asked"] = "retry-asked"
-    # entries whose responses or request sets are not on disk any more: they begin anew
+    # entries whose responses or request sets are no longer on disk: they start over
     gone: tuple[int, ...] = ()
 
 
 class PriorityAsked(Event):
-    """A submission or a person changed the priority. Then: the evaluation goes before those of a lower one."""
+    """A submission or a person changed the priority."""
 
     kind: Literal["priority-asked"] = "priority-asked"
     priority: int  # higher goes first
 
 
 class Restarted(Event):
-    """A coordinator took over. Then: effects that can be repeated are repeated, submissions are looked up first."""
+    """A coordinator took over. Repeatable effects are repeated; submissions are looked up first."""
 
     kind: Literal["restarted"] = "restarted"
-    # unix seconds of the last sign of the coordinator before it, by the journal's age; None: it is this process, where the
-    # evaluation was parked
+    # unix seconds of the previous coordinator's last sign of life, from the journal's mtime; None: the evaluation was parked
+    # in this process
     seen_at: float | None = None
 
 
 class ResultsWritten(Event):
-    """results.json and the report are written. Then: the evaluation is leaving, and ended when its last job has ended."""
+    """results.json and the report were written. The evaluation is leaving, and ends with its last job."""
 
     kind: Literal["results-written"] = "results-written"
 

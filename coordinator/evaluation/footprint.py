@@ -1,11 +1,11 @@
-"""What jobs ask of the cluster: memory by what a checkpoint takes of GPUs and hosts, and time by what is predicted. Pure.
+"""What jobs request from the cluster: memory based on the checkpoint's size, time limits based on predictions. Pure.
 
-Rule: memory is from safetensors headers, the config and lm-eval's arguments; where these do not say how large the loaded
-weights are, or a GPU's memory is unknown, nothing is refused. After the kernel ended a job for lack of memory, jobs of its
-kind ask for twice as much: this counts against no node, shard or task, nor as one of a job's tries, while more can be asked
-for: three times for each setting, and no more than the largest node has beside the weights. Times fit jobs into gaps of the
-cluster's queue, and are never above what the settings give, which stands where nothing was predicted. Called from
-`job_specs`, the subjects that see jobs end, the offers of nodes, and the checks before submission.
+Rule: memory follows from safetensors headers, the config and lm-eval's arguments. If these do not determine the size of the
+loaded weights, or a GPU's memory is unknown, nothing is refused. After an out-of-memory kill, jobs of the same kind request
+twice as much, up to three times per setting and at most what the largest node has beside the weights. Until then the kill
+counts against no node, shard or task, and not as one of a job's tries. Time limits fit jobs into gaps of the cluster's queue.
+They never exceed the settings, which apply where nothing was predicted. Called from: `job_specs`, the subjects that see jobs
+end, node offers, and the checks before submission.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from priors.hardware import memory_bytes
 MIB = 1 << 20
 GB = 10**9
 GPU_RESERVE_BYTES = GB
-"""Of each GPU, for the context of CUDA and the smallest batch: weights may take the rest."""
+"""Reserved on each GPU for the CUDA context and the smallest batch; weights may take the rest."""
 SERVERS = ("vllm", "sglang")  # engines that split each layer over a power of two of GPUs
 WIDTHS = {"float64": 8, "double": 8, "float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 """Bytes of a weight by torch's name of its dtype."""
 FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-"""Bytes of a stored weight by safetensors' name of its dtype; loading converts these alone."""
+"""Bytes of a stored weight by safetensors' dtype name; loading converts only these."""
 SMALLER = (
     *("load_in_4bit", "load_in_8bit", "quantization_config", "autogptq", "gptqmodel", "gguf_file"),
     *("max_cpu_memory", "quantization", "cpu_offload_gb", "load_format"),
 )
-"""Arguments with which an engine quantises weights while it loads them, or keeps some outside of the GPUs."""
+"""Arguments that make an engine quantise weights while loading, or keep some of them off the GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """Host memory: bytes of the checkpoint's files, and MiB of a trial beside its base."""
+    """Host memory: bytes of the checkpoint's files, and MiB of a trial on top of its base."""
 
     files: int = 0
     own_mb: int = 0
@@ -51,16 +51,16 @@ NO_CHECKPOINT = Footprint()
 
 
 def footprint(record: EvaluationRecord) -> Footprint:
-    """What jobs of this evaluation ask for by its checkpoint."""
+    """Return what this evaluation's jobs request because of its checkpoint."""
     own = own_bytes(record.checkpoint, record.model)
     return Footprint(files=record.checkpoint.bytes, own_mb=ceil(own / MIB))
 
 
 def own_bytes(checkpoint: CheckpointSpec, model: ModelOptions) -> int:
-    """Bytes of weights that count for a trial's own memory.
+    """Return the bytes of weights that count towards a trial's own memory.
 
-    Files in node memory are mapped, and count for the precursor. On a GPU the tensors that are being
-    converted and copied count, on a CPU all of the weights, which conversion and merging copy.
+    Files in node memory are mapped, and count towards the precursor. On a GPU only tensors being converted and copied count;
+    on a CPU all weights do, since conversion and merging copy them.
     """
     stored, cpu = checkpoint.weights, (model.device or "").startswith("cpu")
     if stored is None:
@@ -71,7 +71,7 @@ def own_bytes(checkpoint: CheckpointSpec, model: ModelOptions) -> int:
 
 
 def loaded_bytes(stored: Weights, model: ModelOptions) -> int | None:
-    """Bytes of the weights as the engine loads them; None where its arguments or the engine's name do not say."""
+    """Return the bytes of the weights as the engine loads them; None if its arguments or name do not determine that."""
     given, by_hand = model.model_args, isinstance(model.model_args.get("device_map"), Mapping)
     if model.engine not in (*HF_ENGINES, *SERVERS) or by_hand or any(given.get(name) for name in SMALLER):
         return None
@@ -90,16 +90,16 @@ def loaded_bytes(stored: Weights, model: ModelOptions) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuNeed:
-    """What a trial's GPUs are to hold: bytes of `weights` on `gpus` of them. `weights` 0: unknown."""
+    """What a trial's GPUs must hold: `weights` bytes on `gpus` GPUs. `weights` 0: unknown."""
 
     weights: int = 0
-    stored: int = 0  # bytes of them in the checkpoint
+    stored: int = 0  # bytes of the weights in the checkpoint
     gpus: int = 1
-    doubling: bool = False  # the engine takes powers of two of GPUs alone
+    doubling: bool = False  # the engine only takes powers of two of GPUs
     gpu_gb: Mapping[str, float] = field(default_factory=dict)  # [nodes] gpu_memory_gb: (part of) a type -> GB
 
     def memory(self, node: NodeState) -> int | None:
-        """Bytes of one GPU of the node, of the largest where it has several types; None where that is unknown."""
+        """Return the bytes of one GPU of the node (the largest type), or None if unknown."""
         sizes = [self._memory_of(name) for name in node.gpu_type.lower().split("+")]
         return None if None in sizes else max(filter(None, sizes))
 
@@ -108,12 +108,12 @@ class GpuNeed:
         return memory_bytes(gpu_type) if named is None else int(self.gpu_gb[named] * GB)
 
     def holds(self, node: NodeState) -> bool:
-        """False where the GPUs of a trial on this node are too small for the weights for certain."""
+        """Return False only if the GPUs of a trial on this node are certainly too small for the weights."""
         memory = self.memory(node)
         return memory is None or self.weights <= self.gpus * (memory - GPU_RESERVE_BYTES)
 
     def least(self, node: NodeState) -> int | None:
-        """The fewest GPUs of this node that hold the weights; None where all of them do not, or it is unknown."""
+        """Return the fewest GPUs of this node that hold the weights; None if all of them do not, or it is unknown."""
         memory = self.memory(node)
         if memory is None or memory <= GPU_RESERVE_BYTES:
             return None
@@ -122,12 +122,12 @@ class GpuNeed:
         return count if count <= node.gpus else None
 
     def refusal(self, nodes: Sequence[NodeState]) -> str:
-        """Why no trial could load the weights, and what would do; "" where the GPUs of a node may hold them."""
+        """Return why no trial could load the weights and what to change; "" if some node's GPUs may hold them."""
         nodes = [n for n in nodes if n.gpus and not n.excluded]
         able = [n for n in nodes if n.gpus >= self.gpus]
         if not able or any(self.holds(n) for n in able):
             return ""
-        nodes = [n for n in nodes if self.memory(n) is not None]  # of others nothing can be said
+        nodes = [n for n in nodes if self.memory(n) is not None]  # the others are unknown
         has = first_of(list(dict.fromkeys(f"{n.gpus} x {self._kind(n)}" for n in nodes)), 3)
         enough = [(least, n.name) for n in nodes if (least := self.least(n)) is not None]
         wider = f" ({self.stored / GB:.1f} GB in the checkpoint)" if self.weights > self.stored > 0 else ""
@@ -144,7 +144,7 @@ class GpuNeed:
         )
 
     def left_out(self, nodes: Sequence[NodeState]) -> str:
-        """The nodes with GPUs that get no trials since these are too small; "" where there is none."""
+        """Return a warning that names nodes whose GPUs are too small to get trials; "" if there are none."""
         small = [n for n in nodes if n.gpus >= self.gpus and not n.excluded and not self.holds(n)]
         if not small:
             return ""
@@ -161,7 +161,7 @@ UNKNOWN_NEED = GpuNeed()
 
 
 def gpu_need(record: EvaluationRecord) -> GpuNeed:
-    """What this evaluation's trials need of GPUs: nothing that is known where they run on CPUs."""
+    """Return what this evaluation's trials need of GPUs; unknown if they run on CPUs."""
     options, model, stored = record.options, record.model, record.checkpoint.weights
     on_cpu = (model.device or "").startswith("cpu")
     weights = None if stored is None or on_cpu else loaded_bytes(stored, model)
@@ -177,13 +177,13 @@ def gpu_need(record: EvaluationRecord) -> GpuNeed:
 # --- what jobs ask for -------------------------------------------------------------------------------------------------
 
 BASE_MEMORY_MB = (
-    4096  # MiB of a build, and of a trial without the weights: Python, torch, lm-eval, a task's requests
+    4096  # MiB of a build, or of a trial without weights: Python, torch, lm-eval, the requests of a task
 )
 PRECURSOR_SLACK = 1.25  # memory of a precursor, as a multiple of the checkpoint's bytes
 
 
 class Asked(TypedDict):
-    """What each member of a job asks of the cluster."""
+    """What each member of a job requests from the cluster."""
 
     gpus: int
     cpus: int
@@ -192,9 +192,8 @@ class Asked(TypedDict):
 
 
 def asked(purpose: Purpose, options: RunOptions, size: Footprint = NO_CHECKPOINT, lanes: int = 1) -> Asked:
-    """The most that a job of this purpose asks for; where times were predicted it asks for less. `size`: of the
-    checkpoint that it converts, stages or loads; `lanes`: trials that a host runs. What is beyond a partition's MaxTime is
-    left away at submission.
+    """Return the most that a job of this purpose requests; predictions may lower the time. `size`: of the checkpoint that it
+    converts, stages or loads; `lanes`: trials that a host runs. Submission lowers times beyond a partition's MaxTime.
     """
     own = options.trial.memory_mb or BASE_MEMORY_MB
     trial = (options.trial.memory_mb or BASE_MEMORY_MB + size.own_mb) + options.engine_memory_mb
@@ -214,23 +213,21 @@ def asked(purpose: Purpose, options: RunOptions, size: Footprint = NO_CHECKPOINT
 
 
 def precursor_memory_mb(record: EvaluationRecord) -> int:
-    """What a precursor asks of a node."""
+    """Return what a precursor requests of a node."""
     return asked("stage", record.options, footprint(record))["memory_mb"]
 
 
 def trial_memory_mb(record: EvaluationRecord) -> int:
-    """What a trial asks of a node, beside its precursor."""
+    """Return what a trial requests of a node on top of its precursor."""
     return asked("trial", record.options, footprint(record))["memory_mb"]
 
 
 # --- more memory -------------------------------------------------------------------------------------------------------
 
-OUT_OF_MEMORY = (
-    "OUT_OF_MEMORY"  # Slurm's word for a job of which the kernel ended a process for lack of memory
-)
-MAX_DOUBLINGS = 3  # of one setting, until the evaluation ends or is tried again
-LEAST_MORE = 1.1  # times as much, below which no job is tried again
-# purpose -> the setting that decides its memory; "": none does
+OUT_OF_MEMORY = "OUT_OF_MEMORY"  # Slurm's state of a job with a process killed for lack of memory
+MAX_DOUBLINGS = 3  # per setting, until the evaluation ends or is retried
+LEAST_MORE = 1.1  # smallest increase worth a retry
+# purpose -> the setting that decides its memory; "": none
 _SETTINGS: Mapping[Purpose, str] = {
     "build": "[trial] memory_mb",
     "trial": "[trial] memory_mb",
@@ -242,7 +239,7 @@ _SETTINGS: Mapping[Purpose, str] = {
 
 
 def out_of_memory_words(state: State, purpose: Purpose, who: str) -> str:
-    """What happened, and the setting that would do, for a job for which no more is asked."""
+    """Return an error that names the setting to raise, for a job that cannot request more."""
     setting = _SETTINGS[purpose]
     has, more = _now(state, purpose), _more(state, purpose)
     said = f"the kernel ended {who} for lack of memory: it had {has} MB"
@@ -253,16 +250,16 @@ def out_of_memory_words(state: State, purpose: Purpose, who: str) -> str:
 
 
 def job_gets_more(state: State, info: JobInfo) -> bool:
-    """The kernel ended this job. Does the next of its kind ask for more?"""
+    """Return whether the next job of this kind requests more memory, after the kernel killed this one."""
     lanes = len(info.lanes) if info.job.purpose == "host" else 1
     return gets_more(state, info.job.purpose, info.job.name, had_mb=info.job.memory_mb, lanes=max(1, lanes))
 
 
 def gets_more(state: State, purpose: Purpose, who: str, *, had_mb: int, lanes: int = 1) -> bool:
-    """The kernel ended a job, or a process of it, that had `had_mb` MiB. Does the next one ask for more?"""
+    """Return whether the next job of this purpose requests more, after the kernel killed one that had `had_mb` MiB."""
     options, size = state.record.options, footprint(state.record)
     if 2 * asked(purpose, options, size, lanes)["memory_mb"] > 3 * had_mb:
-        return True  # since another job's end; a site may give a job somewhat more than it asks for
+        return True  # raised since by another job's end; a site may grant somewhat more than requested
     setting = _SETTINGS[purpose]
     has, more = _now(state, purpose), _more(state, purpose, lanes)
     if more <= LEAST_MORE * has:
@@ -291,15 +288,15 @@ def _raised(options: RunOptions, purpose: Purpose, memory_mb: int) -> RunOptions
 
 
 def _now(state: State, purpose: Purpose) -> int:
-    """MiB that a job of this purpose asks for now; of a host, each of its trials."""
+    """Return the MiB that a job of this purpose requests now; of a host, per trial."""
     kind: Purpose = "trial" if purpose == "host" else purpose
     return asked(kind, state.record.options, footprint(state.record))["memory_mb"]
 
 
 def _more(state: State, purpose: Purpose, lanes: int = 1) -> int:
-    """MiB that the next one asks for: twice as much, or what the largest node holds beside the weights.
+    """Return the MiB of the next request: twice as much, or what the largest node has beside the weights.
 
-    Builds and trials share a setting, which lowers neither.
+    Builds and trials share a setting, and neither lowers it.
     """
     twice, largest = 2 * _now(state, purpose), state.nodes.largest_mb
     if purpose == "build":
@@ -316,12 +313,12 @@ def _more(state: State, purpose: Purpose, lanes: int = 1) -> int:
 # --- time limits -------------------------------------------------------------------------------------------------------
 
 SHORTEST_LIMIT_SECONDS = 900
-"""No trial asks for less: schedulers gain nothing below, and a cold prior may be off by several times."""
+"""No trial requests less: schedulers gain nothing below it, and a cold prior may be off several-fold."""
 ENDING_SECONDS = 120
 """A trial gets SIGTERM a minute before its limit, and Slurm may be a minute early."""
-STAGING_SLACK_SECONDS = 300  # of a host, beside the copy
-METRIC_SPREAD = 2.0  # times that metrics may take of what is predicted
-SLOW_STORAGE = 100e6  # bytes/s at which a checkpoint surely comes from shared storage
+STAGING_SLACK_SECONDS = 300  # of a host, on top of the copy
+METRIC_SPREAD = 2.0  # factor by which metrics may exceed their prediction
+SLOW_STORAGE = 100e6  # bytes/s at which a checkpoint certainly loads from shared storage
 
 
 def _staging_seconds(state: State) -> int:
@@ -329,12 +326,11 @@ def _staging_seconds(state: State) -> int:
 
 
 def trial_limit_seconds(state: State, lanes: Sequence[str], more: int = 0) -> int:
-    """The time limit that trials ask for: what load and an even share of the work take at the 95th percentile.
+    """Return the time limit of trials: the load and an even share of the work at the 95th percentile.
 
-    A short limit finds gaps that a long one does not fit into. One that proves too short costs a load: the trial hands
-    its shard back at SIGTERM, and the next trial on its lane asks for twice as long. Never above the
-    settings' limit, which stands where nothing was predicted (a trial that probes for the batch size). `more`: as of
-    `_work_limit_seconds`.
+    A short limit fits gaps that a long one does not. One that proves too short costs a load: the trial returns its shard at
+    SIGTERM, and the next trial on its lane requests twice as long. Never above the settings' limit, which applies where
+    nothing was predicted (a trial that probes the batch size). `more`: as in `_work_limit_seconds`.
     """
     most = state.record.options.trial.time_limit_seconds
     attempt = max(state.trials.on_lane.get(lane, 0) for lane in lanes)
@@ -342,15 +338,15 @@ def trial_limit_seconds(state: State, lanes: Sequence[str], more: int = 0) -> in
 
 
 def host_limit_seconds(state: State, lanes: Sequence[str]) -> int:
-    """The same for a job that stages and then hosts the trials of these lanes, none of which is in use yet."""
+    """Return the same for a job that stages and then hosts the trials of these lanes, none of them in use yet."""
     most = state.record.options.trial.time_limit_seconds
     return min(most, trial_limit_seconds(state, lanes, len(lanes)) + _staging_seconds(state))
 
 
 def _work_limit_seconds(state: State, more: int = 0) -> int:
-    """Seconds in which a lane has surely loaded and done its even share; 0 before the plan.
+    """Return the seconds in which a lane certainly loads and does its even share; 0 before the plan.
 
-    `more`: lanes that come to those in use.
+    `more`: lanes added to those in use.
     """
     plan = state.plan
     if not plan.work_seconds_95:
@@ -360,9 +356,9 @@ def _work_limit_seconds(state: State, more: int = 0) -> int:
 
 
 def worker_limit_seconds(state: State, count: int, most: int) -> int:
-    """As long as the trials and then the metrics are predicted to take; workers that end at their limit are replaced.
+    """Return the predicted time of the trials and then the metrics; workers that reach their limit are replaced.
 
-    Those that follow workers with no metric job done ask for twice as long.
+    Workers that follow ones that finished no metric job request twice as long.
     """
     work = _work_limit_seconds(state)
     if not work:

@@ -1,12 +1,12 @@
-"""Ends of jobs: one was not submitted, a member of one ended, a trial died; and what its death counts against.
+"""Ends of jobs: failed submissions, ended members, dead trials, and what a death is charged to.
 
-Rule: what is said of a job or a member that has ended already changes nothing. A death counts where neither its diagnosis
-(preemption, a time limit, `scancel`, the failure of the node) nor the loss of staged weights explains it, once for all trials
-that die on one node at a time. What is surely broken hardware puts the node in back-off at once, and the shard is not charged;
-what is surely the program's error is never charged to a node, and fails the shard's task when it comes a second time in the
-same words. In between another node tells: the shard of a dead trial is tried on another node first, where there is one; its
-third death fails its task. The third death on a node without a shard done there puts the node in back-off; a shard's deaths do so only while
-another node is in use. Deaths in a row without a shard end the evaluation. Called from: `step`, `trials`.
+Rule: news of a job or member that has already ended changes nothing. A death counts unless its diagnosis (preemption, a time
+limit, `scancel`, node failure) or the loss of staged weights explains it; trials that die together on one node count once.
+Certain hardware faults put the node in back-off at once without charging the shard. Certain program errors are never charged
+to a node; the second one with the same message fails the shard's task. Any other death is tried on another node first, if
+there is one. A shard's third death fails its task. The third death on a node without a finished shard in between puts the
+node in back-off; deaths of one shard do so only while another node is in use. Consecutive deaths without a shard end the
+evaluation. Called from: `step`, `trials`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from coordinator.evaluation.state import IllegalEventError, JobInfo, NodeUse, St
 from evaljobs.contract.names import LaneId
 
 EXPLAINED = frozenset({"TimeLimit", "Cancelled", "NodeFailure", "Preempted"})
-"""Reasons of an end before an outcome that is no fault of a node or a shard."""
-BROKEN = frozenset({"ECCError", "NVLinkError"})  # reasons that are the node's on whatever it runs
+"""Diagnoses of an end without an outcome that is neither the node's nor the shard's fault."""
+BROKEN = frozenset({"ECCError", "NVLinkError"})  # faults of the node, whatever it runs
 OF_PLACE = frozenset(
     {"OutOfMemoryError", "DataloaderKilled", "ImportError", "FileNotFoundError", "PermissionError", "OSError"}
 )
-"""A user's errors that one node alone may show: another program fills its GPU, or a file system is not mounted."""
+"""User errors that may be specific to one node: another program fills its GPU, or a file system is not mounted."""
 
 _OVER: dict[Purpose, Callable[[State, JobInfo, str], Due]] = {
     "build": builds.job_over,
@@ -39,18 +39,18 @@ _OVER: dict[Purpose, Callable[[State, JobInfo, str], Due]] = {
     "host": nodes.job_over,
     "metric": scoring.job_over,
 }
-MAX_DEATHS = 3  # of trials, with one shard before its task fails, or on one node before its back-off
+MAX_DEATHS = 3  # deaths with one shard before its task fails, or on one node before its back-off
 MAX_DEATHS_IN_A_ROW = (
-    6  # of trials that held no shard, without one done in between, before the evaluation ends ...
+    6  # deaths without a shard, with none finished in between, before the evaluation ends ...
 )
-# ... once a shard was done, so many for each of its nodes: what worked before is not at fault by itself
+# ... or this many per node once a shard has finished, since the evaluation itself evidently works
 
 
 def not_submitted(state: State, event: JobNotSubmitted) -> Due:
     info = jobs.known(state, event.job)
     doubt = event.reason == "in-doubt"
     if info.phase == "ended" or (info.phase == "submitted" and doubt):
-        return []  # over, or a listing showed it before its submission failed
+        return []  # already ended, or listed before its submission failed
     info.changed_at = event.at
     state.jobs.held.pop(event.job, None)
     node = state.nodes.by_name.get(info.job.node or "")
@@ -60,10 +60,10 @@ def not_submitted(state: State, event: JobNotSubmitted) -> Due:
         return []
     if doubt:
         info.phase, info.submissions = "uncertain", info.submissions.failed()
-        return []  # looked up by name first; "absent" follows if it is not there
+        return []  # looked up by name first; "absent" follows if it is not found
     found: list[Any] = []
     if prefetch:
-        # nothing hangs on it: the node's GPUs come later, and another attempt with them
+        # nothing depends on it: the node's GPUs come later, with another attempt
         info.refused = event.error
     elif event.reason in ("refused", "refused-on-node") and info.released_at is None:
         info.refused = event.error
@@ -81,7 +81,7 @@ def not_submitted(state: State, event: JobNotSubmitted) -> Due:
 
 
 def _refused(state: State, info: JobInfo, event: JobNotSubmitted) -> Due:
-    """What one node alone may be the reason for puts that node in back-off; anything else would be refused everywhere."""
+    """Handle a refusal: back off from the node if only the node may be the reason; otherwise every node would refuse."""
     why = f"the cluster refused {info.job.name}: {event.error}"
     node = state.nodes.by_name.get(info.job.node or "")
     on_node = event.reason == "refused-on-node"
@@ -122,7 +122,7 @@ def _end_members(
     shard: str | None = None,
     cause: Diagnosis | None = None,
 ) -> Due:
-    """Members are over: their trials die with them, and the whole job once all are."""
+    """End these members and their trials, and the job once all members have ended."""
     found: list[Any] = []
     for member in members:
         info.members[member] = "ended"
@@ -144,7 +144,7 @@ def _end_members(
 
 
 def _ours(state: State, info: JobInfo, dead: list[Trial], word: str) -> bool:
-    """Did the coordinator end these trials, or are the weights gone that they read?"""
+    """Return whether the coordinator ended these trials, or the weights that they read are gone."""
     if word == COORDINATOR_ENDED or all(trial.cancelled for trial in dead):
         return True
     node = state.nodes.by_name.get(info.job.node or "")
@@ -168,17 +168,17 @@ def _died_silently(
 
 
 def broken(cause: Diagnosis | None) -> bool:
-    """Is a node's hardware at fault, whatever it runs?"""
+    """Return whether a node's hardware is at fault, whatever it runs."""
     return cause is not None and cause.reason in BROKEN
 
 
 def _of_program(cause: Diagnosis | None) -> bool:
-    """Is it an error that each node would show?"""
+    """Return whether every node would show this error."""
     return cause is not None and cause.owner in ("user", "evalspan") and cause.reason not in OF_PLACE
 
 
 def out_of_memory(state: State, trial: Trial, shard: str | None, now: float) -> Due:
-    """The kernel ended a trial: the next asks for more. Where none can, its shard may be too much for any node."""
+    """Handle a trial killed for lack of memory: request more; if that is impossible its shard may be too large for any node."""
     info = state.jobs.by_name[trial.job]
     if job_gets_more(state, info):
         return []
@@ -200,7 +200,7 @@ def died_with(
     *,
     cause: Diagnosis | None = None,
 ) -> Due:
-    """A trial died on this node, and held this shard, if any."""
+    """Charge a trial's death on this node, with the shard that it held, if any."""
     shard, counts = state.shards.by_name.get(name or ""), not _of_program(cause)
     if name is None or shard is None:
         return died(state, node_name, why, now, counts=counts)
@@ -211,7 +211,7 @@ def died_with(
     once_more = node.name in shard.died_on and any(n.name not in shard.died_on for n in others)
     if not once_more:
         shard.died_on.append(node.name)
-    again, shard.error = shard.error == why and not counts, why  # a program's error comes again on each node
+    again, shard.error = shard.error == why and not counts, why  # a program's error recurs on every node
     if again or len(shard.died_on) >= MAX_DEATHS:
         state.warnings.append(f"shard {name} quarantined: {why}")
         said = f"trials died {2 if again else MAX_DEATHS} times with shard {name}; the last: {why}"
@@ -228,7 +228,7 @@ def died_with(
 
 
 def died(state: State, node_name: str | None, why: str, now: float, *, counts: bool = True) -> Due:
-    """A trial died that held no shard. `counts`: nothing explains it, so that its node may be at fault."""
+    """Charge the death of a trial that held no shard. `counts`: nothing explains it, so its node may be at fault."""
     node = state.nodes.by_name.get(node_name or "")
     if node is None or node.status in ("back-off", "withdrawn") or node.died_at == now:
         return []
@@ -244,7 +244,7 @@ def died(state: State, node_name: str | None, why: str, now: float, *, counts: b
 
 
 def _charge(node: NodeUse, why: str, now: float) -> list[NodeBackedOff]:
-    """Count a death against a node: one for all trials that die there at a time."""
+    """Charge a death to a node; trials that die there together count once."""
     if node.died_at == now:
         return []
     node.died_at = now

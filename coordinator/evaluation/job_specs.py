@@ -1,7 +1,7 @@
-"""Jobs and their specs, made from the state: names, argv, memory, time limits, paths.
+"""Jobs and their specs, derived from the state: names, argv, memory, time limits, paths.
 
-Rule: every name and path that a job is given is decided here and nowhere else. Called from: the subjects' rules, which
-decide when a job is due; `coordinator.runtime.effects`, which writes the specs and submits.
+Rule: all names and paths of jobs are decided here. Called from: the subjects' rules, which decide when a job is due;
+`coordinator.runtime.effects`, which writes the specs and submits.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from evaljobs.contract.specs import (
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """Where jobs run: interpreters, folders and rungs of one work folder. Config turned into values."""
+    """Where jobs run: interpreters, folders and rungs of one work folder, as values from the config."""
 
     work_dir: str
     trial_command: tuple[str, ...]  # interpreter of builds, precursors and trials, e.g. (".../python",)
@@ -52,11 +52,11 @@ class Site:
     trial_env: dict[str, str] = field(default_factory=dict)
     worker_env: dict[str, str] = field(default_factory=dict)  # of metric workers
     stage: StageConfig = field(default_factory=StageConfig)
-    redis_patience_seconds: float = 600.0  # that trials wait for a Redis that is away
+    redis_patience_seconds: float = 600.0  # how long trials wait for an unreachable Redis
     foreign: bool = (
         False  # the trials' interpreter has other packages, or sees other files, than this process
     )
-    command: str = ""  # what [trial] says of that interpreter: prologue, container, python
+    command: str = ""  # the [trial] settings of that interpreter: prologue, container, python
 
     @cached_property
     def paths(self) -> WorkPaths:
@@ -74,7 +74,7 @@ def _asked(state: State, purpose: Purpose, lanes: int = 1) -> Asked:
 
 
 def _new_name(state: State, purpose: Purpose, detail: str) -> str:
-    """A name that no job of the evaluation has had. Attempts are counted by the text that stands in the name."""
+    """Return a name that no job of the evaluation has had. Attempts are counted per detail as it appears in the name."""
     short = job_detail(detail)
     attempt = state.jobs.attempts.get((purpose, short), 0)
     name = str(JobName.of(state.evaluation_id, purpose, short, attempt))
@@ -97,7 +97,7 @@ def _job(state: State, site: Site, purpose: Purpose, detail: str, asks: Asked) -
 
 
 def _elsewhere(state: State, job: Job) -> Job:
-    """The job, kept off nodes that could not launch one."""
+    """Return the job with the nodes excluded that could not launch one."""
     return replace(job, exclude=tuple(sorted(state.jobs.unlaunched)))
 
 
@@ -120,7 +120,7 @@ def build_job(state: State, site: Site, entries: Sequence[EntryState], now: floa
 
 
 def convert_job(state: State, site: Site, now: float) -> JobIntended:
-    """One CPU job that makes a Hugging Face folder of the announced checkpoint."""
+    """Return a CPU job that converts the announced checkpoint to a Hugging Face folder."""
     asks = asked("convert", state.record.options, Footprint(files=_announced(state).bytes))
     return JobIntended(at=now, job=_elsewhere(state, _job(state, site, "convert", "checkpoint", asks)))
 
@@ -130,9 +130,9 @@ def _announced(state: State) -> CheckpointSpec:
 
 
 def precursor_job(state: State, site: Site, node: NodeUse, now: float) -> JobIntended:
-    """The precursor of a node: stages the weights, holds that memory with one CPU, clears it when released.
+    """Return the precursor of a node: it stages the weights, holds that memory with one CPU, and clears it when released.
 
-    It asks for the longest time; the one that follows it at its limit stages the weights again.
+    It requests the longest time; a precursor that replaces it at its limit stages the weights again.
     """
     job = _job(state, site, "stage", node.name, _asked(state, "stage"))
     job = replace(job, node=node.name, best_effort=node.best_effort)
@@ -142,8 +142,8 @@ def precursor_job(state: State, site: Site, node: NodeUse, now: float) -> JobInt
 def trial_job(
     state: State, site: Site, node: NodeUse, lanes: Sequence[str], now: float, *, hosted: bool = False
 ) -> JobIntended:
-    """An array of trials on one node, a member per lane. `hosted`: one long job that stages into its own memory and runs the
-    node's trials as its children.
+    """Return an array of trials on one node, one member per lane. `hosted`: one long job that stages into its own memory and
+    runs the node's trials as its children.
     """
     purpose: Purpose = "host" if hosted else "trial"
     asks = _asked(state, purpose, len(lanes))
@@ -183,19 +183,19 @@ def worker_job(state: State, site: Site, count: int, now: float) -> JobIntended:
 
 
 def environment(site: Site, purpose: Purpose) -> Mapping[str, str]:
-    """Environment of a job. It stands in no journal: it may hold tokens."""
+    """Return the environment of a job. It is not journalled, since it may hold tokens."""
     return site.worker_env if purpose == "metric" else site.trial_env
 
 
 def secrets_for(record: EvaluationRecord, purpose: Purpose) -> tuple[str, ...]:
-    """Names of secret variables that a job gets: the judge's key where it may ask the judge."""
+    """Return the names of secret variables passed to a job: the judge's key if it may call the judge."""
     judge = record.judge
     asks = purpose == "metric" and any(task.judge for task in record.suite.tasks)
     return (judge.api_key_env,) if asks and judge is not None and judge.api_key_env else ()
 
 
 def specs_of(state: State, site: Site, info: JobInfo) -> dict[str, Spec]:
-    """The specs of an intended job, by spec name, from what is known when it is submitted."""
+    """Return the specs of an intended job by name, from what is known at submission."""
     name = info.job.name
     match info.job.purpose:
         case "build":
@@ -284,13 +284,13 @@ def _trial_spec(state: State, site: Site, info: JobInfo, *, path: str) -> TrialS
 
 
 def _adapters(record: EvaluationRecord) -> dict[str, str]:
-    """The adapters on storage that the model arguments name, with their identities at acceptance."""
+    """Return the adapters on storage that the model arguments name, with their identities at acceptance."""
     args, named = record.model.model_args, record.inputs.named(adapters=True)
     return {args[key]: digest for key, digest in named.items() if args[key].startswith("/")}
 
 
 def _gpus_of_a_trial(state: State, info: JobInfo) -> int:
-    """GPUs that a trial must see: none where the local cluster's slots are shares of the CPU."""
+    """Return how many GPUs a trial must see: 0 if the local cluster's slots are shares of the CPU."""
     node = state.nodes.by_name.get(info.job.node or "")
     return 0 if node is None or node.gpu_type == CPU_SLOT else state.record.options.trial.gpus_per_trial
 
@@ -300,7 +300,7 @@ def workers_stop_file(paths: EvaluationPaths) -> str:
 
 
 def metric_spec(state: State, site: Site, metric: MetricState) -> ExecuteSpec | ScoreSpec:
-    """The spec of a metric job, from what is known when it is queued."""
+    """Return the spec of a metric job, from what is known when it is queued."""
     record, entry, shards = state.record, state.entries[metric.entry], state.shards
     judge = None
     if record.judge is not None and record.suite.tasks[entry.index].judge:

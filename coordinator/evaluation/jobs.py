@@ -1,7 +1,8 @@
-"""Jobs, first part: a job from its intent to its release or cancellation. `job_ends` has what its end means.
+"""Jobs, part one: a job from its intent to its release or cancellation. `job_ends` handles their ends.
 
-Rule: a job is known by our name for it, unique per attempt. An intent is journalled before the job is submitted; after a
-crash or a submission in doubt the job is looked up by name first. Called from: `step`, and the subjects that own jobs.
+Rule: a job is identified by the name we give it, unique per attempt. An intent is journalled before the job is submitted;
+after a crash or a submission in doubt the job is looked up by name first. Called from: `step`, and the subjects that own
+jobs.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from coordinator.evaluation.state import IllegalEventError, JobInfo, State, Tria
 from evaljobs.contract.names import LaneId
 
 Due = Iterable[Action | AnyEvent]
-"""What a handler or a rule returns: actions, and events that the evaluation decided, which `step` journals."""
+"""Return value of a handler or a rule: actions, and events that the evaluation decided, which `step` journals."""
 
 SERVED = frozenset(
     {"COMPLETED", "TIMEOUT"}
-)  # words for the end of a precursor that held weights to its time limit
-PREEMPTED = "PREEMPTED"  # the clusters' word for a job whose place went to a job of higher priority
-# words for the end of a job that is no fault of its own
+)  # end states of a precursor that held weights until its time limit
+PREEMPTED = "PREEMPTED"  # the clusters' state of a job that lost its place to a higher priority
+# end states that are not the job's fault
 NO_FAULT_OF_A_JOB = frozenset({PREEMPTED, "NODE_FAIL", COORDINATOR_ENDED})
 
 
 def known(state: State, name: str) -> JobInfo:
-    """The job of this name. IllegalEventError where none was ever intended."""
+    """Return the job of this name. Raise IllegalEventError if it was never intended."""
     info = state.jobs.by_name.get(name)
     if info is None:
         raise IllegalEventError(f"no job {name} was ever intended")
@@ -35,7 +36,7 @@ def known(state: State, name: str) -> JobInfo:
 
 
 def intended(state: State, event: JobIntended) -> None:
-    """The job exists from now on, in the state if not on the cluster; its trials live, each on its lane."""
+    """Record that the job exists, in the state if not yet on the cluster; its trials live, each on its lane."""
     name = JobName.parse(event.job.name)
     kind = (name.kind, name.detail)
     state.jobs.attempts[kind] = max(state.jobs.attempts.get(kind, 0), name.attempt + 1)
@@ -53,7 +54,7 @@ def intended(state: State, event: JobIntended) -> None:
 
 
 def _begin_trials(state: State, info: JobInfo) -> None:
-    """The trials of a job live from its intent on, each on its lane."""
+    """Start the trials of a job; they live from its intent, each on its lane."""
     hosted = info.job.purpose == "host"
     for number, (name, lane) in enumerate(zip(info.trials, info.lanes, strict=True)):
         trial = Trial(name=name, job=info.job.name, member=0 if hosted else number, lane=lane)
@@ -63,7 +64,7 @@ def _begin_trials(state: State, info: JobInfo) -> None:
 
 
 def end_trial(state: State, name: str) -> Trial | None:
-    """A trial is over: its lane is free. None where it was over already."""
+    """End a trial and free its lane. Return None if it had already ended."""
     trial = state.trials.live.pop(name, None)
     state.trials.idle.pop(name, None)
     if trial is not None:
@@ -80,7 +81,7 @@ def cancel_trial(state: State, name: str) -> None:
 
 
 def trials_of(info: JobInfo, member: int) -> tuple[str, ...]:
-    """The trials that a member of a job runs; a host's one member runs them all."""
+    """Return the trials that a member of a job runs; the one member of a host runs all of them."""
     return info.trials if info.job.purpose == "host" else info.trials[member : member + 1]
 
 
@@ -90,7 +91,7 @@ def submitted(state: State, event: JobSubmitted) -> list[Action]:
     if info.phase == "ended":
         return [CancelJob(job_id=event.job_id)]
     if info.phase == "submitted" and info.job_id != event.job_id:
-        # a submission that timed out had happened after all: the later twin goes
+        # a submission that timed out had succeeded after all: cancel the later duplicate
         return [CancelJob(job_id=event.job_id)]
     info.phase, info.job_id, info.changed_at = "submitted", event.job_id, event.at
     return end(state, [info], event.at) if info.released_at is not None else []
@@ -114,14 +115,14 @@ def member_runs(state: State, info: JobInfo, member: int, now: float) -> None:
 
 
 def hold(state: State, info: JobInfo, why: str, now: float) -> None:
-    """A limit on jobs keeps this one out: it is submitted again after a pause."""
+    """Hold a job that a limit on jobs keeps out, and submit it again after a pause."""
     info.phase = "intended"
     info.refusals = info.refusals.failed(now)
     state.jobs.held[info.job.name] = why
 
 
 def held_over(state: State, now: float) -> list[Action]:
-    """Jobs whose pause is over are submitted again."""
+    """Submit held jobs whose pause is over."""
     return _again(state, [name for name in state.jobs.held if state.jobs.by_name[name].refusals.due(now)])
 
 
@@ -131,14 +132,14 @@ def _again(state: State, names: Iterable[str]) -> list[Action]:
 
 
 def end(state: State, jobs: Iterable[JobInfo], now: float) -> list[Action]:
-    """These shall end. A job whose submission is in doubt is cancelled once it is known to be there: on a drained node it
-    would wait for ever. Members whose trials have left their outcomes are not cancelled: they exit by themselves, and a
-    cancelled job looks failed in the site's accounting. What is still there after `Grace.overdue` is cancelled then.
+    """Cancel these jobs. A job whose submission is in doubt is cancelled once it is known to exist: on a drained node it
+    would pend for ever. Members whose trials have left their outcomes exit by themselves and are not cancelled, since a
+    cancelled job looks failed in the site's accounting. Whatever is left after `Grace.overdue` is cancelled then.
     """
     actions: list[Action] = []
     for info in jobs:
         info.released_at = now if info.released_at is None else info.released_at
-        actions += _again(state, [info.job.name])  # the submission is answered by "nothing needs it"
+        actions += _again(state, [info.job.name])  # the submission is answered with "nothing needs it"
         for trial in info.trials:
             cancel_trial(state, trial)
         if not info.job_id:
@@ -152,15 +153,13 @@ def end(state: State, jobs: Iterable[JobInfo], now: float) -> list[Action]:
 
 
 def accounted(state: State, info: JobInfo, member: int) -> bool:
-    """Have all trials of this member of a job left their outcomes?"""
+    """Return whether all trials of this member have left their outcomes."""
     trials = trials_of(info, member)
     return bool(trials) and not any(trial in state.trials.live for trial in trials)
 
 
 def release(state: State, info: JobInfo, now: float) -> list[Action]:
-    """A precursor, or a job of workers, is needed no more. Running members end by themselves. Pending ones are cancelled:
-    they would wait for their turn only to end.
-    """
+    """Release a precursor or a job of workers. Running members exit by themselves; pending ones are cancelled."""
     info.released_at = now if info.released_at is None else info.released_at
     actions = _again(state, [info.job.name])
     if info.job.purpose == "stage":
@@ -176,7 +175,7 @@ def release(state: State, info: JobInfo, now: float) -> list[Action]:
 
 
 def restarted(state: State, now: float) -> None:
-    """Submissions that may have happened are in doubt; times of a clock that was set back meanwhile are mended."""
+    """Mark unanswered submissions as in doubt, and correct times if the clock was set back."""
     for name, info in state.jobs.live.items():
         if info.phase == "intended" and name not in state.jobs.held:
             info.phase, info.changed_at = "uncertain", 0.0

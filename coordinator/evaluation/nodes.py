@@ -1,14 +1,13 @@
 """Nodes: offered, staged on, ready for trials, in back-off after failures, withdrawn; and prefetches.
 
-Rule: weights are staged on a node before any GPU of it is held. A node that fails is left alone for a minute, then two,
-then four ... up to an hour. Where every node is in back-off the evaluation waits for the first to return; not for ever.
+Rule: weights are staged on a node before any of its GPUs is held. A failing node is left alone for a minute, then two, then
+four, up to an hour. If every node is in back-off the evaluation waits for the first to return, a limited number of times.
 
-Precursors and idle metric workers hold places of a limit on this user's jobs (MaxJobs, GrpTRES, MaxSubmit) that builds and
-trials need. Where nothing of it that works is left to end, the evaluation keeps as many nodes as those places serve with all
-their trials, half of them at most. Where no other evaluation's work is left to end either, it gives up the precursor of its
-last node, and one job there stages and hosts the trials. Where that job alone is too large, it has half the lanes. What
-evaluations give up for each other: `coordinator.allocation.job_limits`.
-Called from: `step`; the subjects that see a node fail.
+Precursors and idle metric workers count towards limits on this user's jobs (MaxJobs, GrpTRES, MaxSubmit) that builds and
+trials need. If no work under the limit is left to end, the evaluation keeps as many nodes as the limit serves with all their
+trials, at most half of them. If no other evaluation's work is left to end either, it gives up the precursor of its last node,
+and one job there stages and hosts the trials. If that job alone is too large, it gets half the lanes. What evaluations give
+up for each other: `coordinator.allocation.job_limits`. Called from: `step`; the subjects that see a node fail.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from coordinator.evaluation.jobs import Due
 from coordinator.evaluation.state import IN_USE, IllegalEventError, JobInfo, NodeUse, State
 from evaljobs.contract.outcomes import Failed, Staged
 
-BACK_OFF_SECONDS = 60.0  # of a failing node's first back-off; doubled each time
+BACK_OFF_SECONDS = 60.0  # first back-off of a failing node; doubled each time
 MAX_BACK_OFF_SECONDS = 3600.0
 
 
@@ -53,7 +52,7 @@ def offered(state: State, event: NodesOffered) -> list[Action]:
         if lanes <= 0:
             continue
         node = state.nodes.by_name.setdefault(offer.node, NodeUse(name=offer.node, lanes=0))
-        if not node.lanes or node.status == "withdrawn":  # what was prefetched there is used
+        if not node.lanes or node.status == "withdrawn":  # anything prefetched there is used
             node.gpu_type, node.best_effort = offer.gpu_type, offer.best_effort
             node.staging, node.deaths = node.staging.anew, 0
         if node.status == "withdrawn":
@@ -73,7 +72,7 @@ def memory_offered(state: State, event: MemoryOffered) -> list[Action]:
 
 
 def back_off_over(state: State, event: BackOffOver) -> list[Action]:
-    """A node's back-off is over: one more death there is enough for the next."""
+    """End a node's back-off. One more death there is enough for the next."""
     for node in [state.nodes.by_name[name] for name in event.nodes]:
         staged_still = node.precursor is not None and node.precursor in state.jobs.live and node.path
         node.back_off_until, node.at_fault = None, False
@@ -113,7 +112,7 @@ def staged(state: State, outcome: Staged, at: float) -> list[Action]:
     place.path, place.why = outcome.path, outcome.why or place.why
     name_gpus(place, outcome.gpu_name)
     state.nodes.content = state.nodes.content or outcome.content
-    if place.status != "back-off":  # a node whose back-off began meanwhile stays there
+    if place.status != "back-off":  # unless its back-off began meanwhile
         place.status = "ready"
     if info.job.purpose == "stage":
         place.rung = outcome.rung
@@ -123,7 +122,7 @@ def staged(state: State, outcome: Staged, at: float) -> list[Action]:
 
 
 def name_gpus(place: NodeUse, name: str) -> None:
-    """A job says what the GPUs of its node are: news where the cluster names no type."""
+    """Record the GPU model that a job reports, if the cluster names no type."""
     if not place.gpu_type:
         place.gpu_name = place.gpu_name or name
 
@@ -135,19 +134,19 @@ def stage_failed(state: State, outcome: Failed, _at: float) -> list[Action]:
         state.ending.close(outcome.error)
     elif place is not None:
         place.why = outcome.error
-        if place.lanes:  # a prefetch is only an attempt
+        if place.lanes:  # a prefetch gets only one attempt
             state.warnings.append(f"staging on {place.name} failed: {outcome.error}")
     return []
 
 
 def _place(state: State, info: JobInfo) -> NodeUse | None:
-    """The node that this job is the precursor (or host) of."""
+    """Return the node that this job is the precursor or host of."""
     place = state.nodes.by_name.get(info.job.node or "")
     return place if place is not None and place.precursor == info.job.name else None
 
 
 def intended(state: State, event: JobIntended) -> None:
-    """A precursor or host job is on its way to its node."""
+    """Record a precursor or host job for its node."""
     place = state.nodes.by_name.get(event.job.node or "")
     if place is None:
         raise IllegalEventError(f"{event.job.name} is for the node {event.job.node}, which is not used")
@@ -157,11 +156,12 @@ def intended(state: State, event: JobIntended) -> None:
         place.rung, place.why = "host", state.record.options.host_why or place.why
 
 
-# --- what befalls a node ---------------------------------------------------------------------------------------------------
+# --- what happens to a node
+# --------------------------------------------------------------------------------------------------
 
 
 def job_over(state: State, info: JobInfo, word: str) -> Due:
-    """A precursor or host job has ended."""
+    """Handle the end of a precursor or host job."""
     place = _place(state, info)
     if place is None or place.status not in ("staging", "ready"):
         return []
@@ -177,7 +177,7 @@ def job_over(state: State, info: JobInfo, word: str) -> Due:
 
 
 def withdraw(state: State, name: str, why: str, now: float) -> list[Action]:
-    """The node is used no more; it may be offered again. What is still being staged there is no reason to use it again."""
+    """Stop using the node; it may be offered again, but weights still being staged there are no reason to use it."""
     node = state.nodes.by_name.get(name)
     if node is not None:
         node.status, node.why, node.back_off_until = "withdrawn", why, None
@@ -186,14 +186,14 @@ def withdraw(state: State, name: str, why: str, now: float) -> list[Action]:
 
 
 def withdraw_all(state: State) -> None:
-    """A new attempt of the evaluation begins: other jobs may have these nodes by now, and what is free is offered."""
+    """Withdraw all nodes for a retry: other jobs may have them by now, and free ones are offered again."""
     state.nodes.paused_at, state.nodes.paused = None, ""
     for node in state.nodes.by_name.values():
         node.status, node.precursor, node.back_off_until = "withdrawn", None, None
 
 
 def preempted(state: State, info: JobInfo, now: float) -> list[Action]:
-    """A member of a node's job was preempted: the node has a lane less. Without any it is withdrawn until it is free."""
+    """Handle a preempted member of a node's job: the node loses a lane. Without lanes it is withdrawn until it is free."""
     name = info.job.node or ""
     place = state.nodes.by_name.get(name)
     if place is None or place.status not in ("staging", "ready"):
@@ -205,7 +205,7 @@ def preempted(state: State, info: JobInfo, now: float) -> list[Action]:
 
 
 def back_off(node: NodeUse, why: str, now: float, *, at_fault: bool = False) -> list[NodeBackedOff]:
-    """Leave a node that is in use alone: for twice as long each time. `at_fault`: as of the event."""
+    """Put a node in use into back-off, twice as long each time. `at_fault`: as in the event."""
     if not node.in_use:
         return []
     until = now + back_off_seconds(node.back_offs)
@@ -213,7 +213,7 @@ def back_off(node: NodeUse, why: str, now: float, *, at_fault: bool = False) -> 
 
 
 def back_off_seconds(before: int) -> float:
-    """Length of a back-off of a node that has had so many before."""
+    """Return the length of the next back-off of a node, given the number of earlier ones."""
     return min(BACK_OFF_SECONDS * 2.0**before, MAX_BACK_OFF_SECONDS)
 
 
@@ -234,17 +234,18 @@ def backed_off(state: State, event: NodeBackedOff) -> Due:
 
 
 def hosts_trials(state: State, name: str | None) -> None:
-    """A job that hosts trials has done shards: the node does not fail at it."""
+    """Record that a job that hosts trials has finished shards: the node is not failing."""
     node = state.nodes.by_name.get(name or "")
     if node is not None:
         node.staging = node.staging.anew
 
 
 def unseen(state: State, node: NodeUse, now: float) -> list[Action]:
-    """A trial saw nothing of what its precursor staged, and that precursor is not known to be dead.
+    """Handle a trial that saw nothing of what its precursor staged, though that precursor is not known to be dead.
 
-    The first time the node may have lost its memory (a power cut that the cluster has not noticed): staged again. Once
-    more, or where another node has shown it: /dev/shm is private to each job, and the node's trials are hosted.
+    The first time the node may have lost its memory (a power cut the cluster has not noticed), so the weights are staged
+    again. The second time, or once another node has shown it, /dev/shm is private to each job and the node's trials are
+    hosted.
     """
     precursor, node.precursor = node.precursor, None
     node.status, node.deaths, state.trials.deaths = "offered", 0, 0
@@ -261,7 +262,7 @@ def unseen(state: State, node: NodeUse, now: float) -> list[Action]:
 
 
 def host(state: State, node: NodeUse, why: str, now: float) -> list[Action]:
-    """A limit leaves no place for a precursor beside the node's trials: one job stages and hosts them."""
+    """Switch a node to one job that stages and hosts its trials, since a limit leaves no room for a precursor."""
     actions = withdraw(state, node.name, why, now)
     node.status, node.hosted, node.staging, node.why = "offered", True, node.staging.anew, why
     state.warnings.append(f"{node.name} is served by one job that holds its GPUs: {why}")
@@ -272,7 +273,7 @@ def host(state: State, node: NodeUse, why: str, now: float) -> list[Action]:
 
 
 def nodes_due(state: State, site: Site, now: float) -> Due:
-    """Prefetches, and nodes taken into use, as many as there is work for."""
+    """Prefetch, and take nodes into use, as far as there is work for them."""
     dealt = not state.record.options.plan.steals and not state.plans_later and state.lanes_in_use
     own: set[str] | None = None
     offered = [n for n in state.nodes.by_name.values() if n.status == "offered"]
@@ -299,14 +300,14 @@ def reads_storage(state: State, event: StorageChosen) -> list[Action]:
 
 
 def content_to_come(state: State) -> bool:
-    """Will a precursor say what the checkpoint holds before the first trial starts?"""
+    """Return whether a precursor will report the checkpoint's content before the first trial starts."""
     options, used = state.record.options, state.nodes.by_name.values()
     stages = options.stage.enabled and not options.stage.hosts and state.nodes.content is None
     return stages and not any(node.status == "ready" or node.hosted for node in used)
 
 
 def _room(state: State, node: NodeUse) -> int:
-    """Lanes of the node that the settings' limit on trials leaves."""
+    """Return how many lanes of the node the settings' limit on trials allows."""
     most = state.record.options.max_trials
     return node.lanes if most is None else min(node.lanes, most - state.lanes_in_use)
 
@@ -318,7 +319,7 @@ def _wanted(state: State, node: NodeUse, now: float) -> bool:
         return False
     if _room(state, node) <= 0 or (most is not None and held >= most):
         return False
-    return state.plans_later or state.shards.todo > in_use  # else what is in use suffices
+    return state.plans_later or state.shards.todo > in_use  # the nodes in use suffice
 
 
 def _reads_storage(state: State, node: NodeUse) -> bool:
@@ -331,7 +332,7 @@ def _hosts(state: State, node: NodeUse) -> bool:
 
 
 def _host_waits(state: State, node: NodeUse) -> bool:
-    """A host holds GPUs from its start: not before there are shards, but to probe for the batch size."""
+    """Return whether a host must wait. It holds GPUs from its start, so it needs shards to run or a batch size to probe."""
     if not _hosts(state, node) or not state.plans_later:
         return False
     return state.batch_size != "auto" or bool(state.held_nodes)
@@ -347,9 +348,7 @@ def _stage(state: State, site: Site, node: NodeUse, now: float) -> JobIntended:
 
 
 def release_due(state: State, now: float) -> Due:
-    """Weights that no shard needs any more go while metrics still run; a shard that must run again after all has them
-    staged anew.
-    """
+    """Release weights that no shard needs, while metrics still run. A shard that has to run again later stages them again."""
     if state.shards.todo or state.trials.live or not state.shards.leaves or state.plan.pending:
         return
     if state.plan_to_come:
@@ -378,12 +377,12 @@ def weights_released(state: State, event: WeightsReleased) -> list[Action]:
 
 
 def limit_reached(state: State, event: LimitReached) -> list[Action]:
-    """Jobs wait for a limit, and no job of this evaluation that would end by itself runs."""
+    """Handle a limit on jobs that is reached while no job of this evaluation is about to end."""
     if not state.can_work:
         return []
     idle = sorted(idle_nodes(state), key=lambda n: (n.status == "ready", n.name))
     in_use = len(state.held_nodes)
-    # the jobs that run now have its places: each node that is kept needs one for its precursor and one a trial
+    # running jobs occupy the limit: each kept node needs a place for its precursor and one per trial
     lives = [phase for info in state.jobs.live.values() for phase in info.members.values()]
     served = lives.count("running") // (1 + state.lanes_in_use // max(1, in_use))
     if spare := idle[: in_use - max(1, min(served, in_use // 2))]:
@@ -406,14 +405,14 @@ def limit_reached(state: State, event: LimitReached) -> list[Action]:
 
 
 def _use_no_more(state: State, now: float) -> None:
-    """No more nodes than now, for a while: each further one would stage the weights in vain."""
+    """Use no more nodes than now for a while: each additional one would stage the weights in vain."""
     use = state.nodes
     use.most = len(state.held_nodes)
     use.limited = use.limited.failed(now)
 
 
 def _fewer_lanes(state: State, event: LimitReached) -> list[Action]:
-    """A job that would host trials asks for more than the limit leaves: half of its lanes. Limits on the number of jobs stay."""
+    """Halve the lanes of a host job that is too large for the limit. Limits on the number of jobs do not apply."""
     if "Job" in event.why:
         return []
     for info in state.live_jobs("host"):
@@ -426,7 +425,7 @@ def _fewer_lanes(state: State, event: LimitReached) -> list[Action]:
 
 
 def idle_nodes(state: State) -> list[NodeUse]:
-    """Nodes in use without a running trial; none where none of their precursors runs, and so holds a place of the limit."""
+    """Return nodes in use without a running trial; none if no precursor of theirs runs and so counts towards the limit."""
     staged = (node for node in state.held_nodes if node.precursor is not None)
     found = [n for n in staged if not n.hosted and n.rung != "host" and not n.running_lanes]
     precursors = (state.jobs.by_name[n.precursor or ""] for n in found)

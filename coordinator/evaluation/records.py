@@ -1,7 +1,7 @@
-"""Frozen values that the coordinator keeps: what was asked for, and the plan it was turned into.
+"""Frozen values that the coordinator keeps: requests, and the plans made from them.
 
-Rule: a record is data and arithmetic on itself; ids are pure functions of content, so asking twice is asking once.
-It does not know: files, clusters, queues, time.
+Rule: a record is data and arithmetic on itself; ids are pure functions of content, so identical requests coincide. Knows
+nothing of files, clusters, queues or time.
 """
 
 from __future__ import annotations
@@ -29,72 +29,72 @@ from evaljobs.contract.specs import (
 )
 
 JOURNAL_FORMAT: Literal[10] = 10
-"""Raised with each change of `events`, with a function in `runtime.upcasts` for journals of the number before."""
+"""Raised whenever a field of an event changes, with a function in `runtime.upcasts` for journals of the previous number."""
 
 
 class RunOptions(Record):
-    """How an evaluation is run: sections of the settings at its acceptance, and what the site adds. Nothing here changes a score."""
+    """How to run an evaluation: sections of the settings at acceptance, and what the site adds. Nothing here affects a score."""
 
-    trial: TrialConfig = TrialConfig()  # without `env`, whose values stand in no record
+    trial: TrialConfig = TrialConfig()  # without `env`, whose values are never recorded
     metric: MetricConfig = MetricConfig()
     stage: StageConfig = StageConfig()
     plan: PlanConfig = PlanConfig()
     gpu_memory_gb: Mapping[str, float] = Field(
         default_factory=dict
-    )  # (part of) a GPU type -> GB, where its name does not say it
-    max_trials: int | None = None  # at most this many GPUs' worth of trials at once
+    )  # (part of) a GPU type -> GB, for types whose name does not tell
+    max_trials: int | None = None  # limit on concurrent trials, in GPUs
     max_nodes: int | None = None
     shards_per_task: int | None = None  # None: the planning policy decides
     build_jobs: int = 2
-    early_trials: bool = False  # trials load while few documents are built: their slots are no GPUs
-    engine_memory_mb: int = 0  # of a trial's engine, beside its memory_mb
+    early_trials: bool = False  # load trials while few documents are built: their slots are not GPUs
+    engine_memory_mb: int = 0  # of a trial's engine, on top of its memory_mb
     convert_memory_mb: int | None = None  # None: twice the checkpoint's bytes and 4 GB
-    workers: int = 2  # at most
-    execute_documents: int = 50  # documents of one `execute` job
-    stage_memory_mb: int = 0  # least of a precursor; it asks for more where its checkpoint is larger
-    array_size: int | None = None  # most members of a job array that the site takes; 1: no arrays
-    host_why: str = ""  # what of the site asks for hosted trials; empty where the settings did
+    workers: int = 2  # maximum
+    execute_documents: int = 50  # documents per `execute` job
+    stage_memory_mb: int = 0  # minimum for a precursor; larger checkpoints request more
+    array_size: int | None = None  # largest job array that the site accepts; 1: no arrays
+    host_why: str = ""  # property of the site that requires hosted trials; empty if the settings do
 
 
 class Inputs(Record):
-    """What an evaluation is made of when it is submitted, beside its checkpoint and settings. The one list of inputs:
+    """Inputs of an evaluation at submission, beside its checkpoint and settings. The complete list:
 
     | input | id | name of a request set | request digest | score key |
     |---|---|---|---|---|
     | `lm_eval`, `entries`, `env`, `command`, `fresh` | yes | yes | by what is built | by what is scored |
     | `model`: a tokenizer, a template | yes | yes | its content | no |
-    | `model`: an adapter | yes | no | no: answers are used again under equal weights alone | no |
-    | what a build shows: files, packages, revisions | by `shown` | compared: built again | by what is built | no |
-    | what a score shows | by `shown` | no | no | compared: scored again |
+    | `model`: an adapter | yes | no | no: answers are reused under equal weights only | no |
+    | what a build used: files, packages, revisions | by `shown` | compared: built again | by what is built | no |
+    | what a score used | by `shown` | no | no | compared: scored again |
     | versions of engines | by `shown` | compared: built again | yes | no |
-    | `parent` | yes | no | no: its answers alone count | no: scored again |
+    | `parent` | yes | no | no: only its answers count | no: scored again |
     """
 
-    lm_eval: str = ""  # its version
+    lm_eval: str = ""
     entries: tuple[Sources, ...] = ()  # the source key of each task of the suite
     model: str = (
         ""  # JSON: (argument, digest) of each file, folder or model of the Hub that model arguments name
     )
     env: Mapping[str, str] = Field(
         default_factory=dict
-    )  # variable of [trial] env -> digest of its value; without secrets and places
-    command: str = ""  # digest of [trial] prologue, container and python; "": none of them is set
-    # digest of what earlier evaluations of these inputs showed, where that has changed since; "": nothing has
+    )  # variable of [trial] env -> digest of its value; without secrets and locations
+    command: str = ""  # digest of [trial] prologue, container and python; "": none is set
+    # digest of what earlier evaluations of these inputs recorded, if it has changed since; "": unchanged
     shown: str = ""
-    fresh: str = ""  # when `--fresh` asked for it; "": what is there may be used again
-    parent: str = ""  # evaluation whose answers are scored again, and no model is asked; "": none
-    single: tuple[str, ...] = ()  # entries that are one leaf task for certain; no part of any key
+    fresh: str = ""  # time of `--fresh`; "": existing answers may be reused
+    parent: str = ""  # evaluation whose answers are scored again without a model; "": none
+    single: tuple[str, ...] = ()  # entries known to be one leaf task; not part of any key
 
     def named(self, *, adapters: bool) -> dict[str, str]:
-        """Model argument -> digest of what it names: of adapters alone, or of all others."""
+        """Return model argument -> digest of what it names: of adapters only, or of all others."""
         named: dict[str, str] = dict(json.loads(self.model or "[]"))
         return {key: digest for key, digest in named.items() if (key in ADAPTERS) == adapters}
 
 
 class EvaluationRecord(Record):
-    """One checkpoint x one suite, as accepted. Kept in `evaluation.json`, which is not written again.
+    """One checkpoint x one suite, as accepted. Stored in `evaluation.json`, which is written once.
 
-    The state's copy takes up what comes later: a converted checkpoint, another priority, more memory for trials.
+    The state's copy is updated later: with a converted checkpoint, another priority, more memory for trials.
     """
 
     schema_version: int = 1
@@ -104,8 +104,8 @@ class EvaluationRecord(Record):
     model: ModelOptions
     options: RunOptions
     inputs: Inputs = Inputs()
-    convert: str | None = None  # command that makes a Hugging Face folder of the checkpoint first
-    judge: JudgeConfig | None = None  # where the suite has tasks that a judge scores
+    convert: str | None = None  # command that first converts the checkpoint to a Hugging Face folder
+    judge: JudgeConfig | None = None  # if the suite has tasks that a judge scores
     not_asked: tuple[
         str, ...
     ] = ()  # tasks of the suite whose turn it is not at this checkpoint (`TaskEntry.every`)
@@ -114,7 +114,7 @@ class EvaluationRecord(Record):
 
     @property
     def rescores(self) -> str:
-        """Id of the evaluation whose answers this one scores again; "" where a model answers."""
+        """Id of the evaluation whose answers this one scores again; "" if a model answers."""
         return self.inputs.parent
 
 
@@ -122,13 +122,13 @@ _SNAPSHOT = re.compile(r"models--(?:[^/]+--)?([^/]+)/snapshots/[^/]+/?$")  # in 
 
 
 def checkpoint_name(source: str) -> str:
-    """A checkpoint folder's name; for a snapshot in the Hugging Face cache, the model's name on the Hub."""
+    """Return a checkpoint folder's name; for a snapshot in the Hugging Face cache, the model's name on the Hub."""
     snapshot = _SNAPSHOT.search(source)
     return snapshot.group(1) if snapshot else source.rstrip("/").rsplit("/", 1)[-1]
 
 
 def is_snapshot(source: str) -> bool:
-    """Whether the folder is a snapshot in the Hugging Face cache, named by a commit's hash."""
+    """Return whether the folder is a snapshot in the Hugging Face cache, named by a commit hash."""
     return _SNAPSHOT.search(source) is not None
 
 
@@ -142,9 +142,9 @@ def evaluation_id(
     judge: JudgeConfig | None,
     inputs: Inputs,
 ) -> str:
-    """Deterministic id: readable names and a digest of all that decides a score."""
+    """Return a deterministic id: readable names and a digest of everything that decides a score."""
     folder = checkpoint_name(checkpoint.announced)
-    # the folder too: jobs are named by the digest alone, and a checkpoint may be copied with its mtimes
+    # including the folder: jobs are named by the digest alone, and a checkpoint may be copied with its mtimes
     what: list[object] = [
         folder,
         checkpoint.digest,
@@ -163,12 +163,12 @@ def evaluation_id(
 
 
 def id_stem(folder: str, suite: str, mode: Mode | None = None) -> str:
-    """An evaluation's id without its digest, of names of the checkpoint and the suite, and of a mode that is not exact."""
+    """Return an evaluation's id without its digest: names of the checkpoint, the suite, and any mode other than exact."""
     stem = f"{slug(folder)[:40]}-{slug(suite)[:24]}"
     return f"{stem}-fast" if mode == "fast" and not stem.endswith("-fast") else stem
 
 
-TOKEN_BUDGET = 8192  # padded tokens of a forward pass in fast mode, where the suite gives none
+TOKEN_BUDGET = 8192  # padded tokens per forward pass in fast mode, unless the suite sets it
 
 
 def cut_of(
@@ -177,9 +177,9 @@ def cut_of(
     batch_size: int | Literal["auto"],
     token_budget: int | Literal["auto"] | None,
 ) -> str:
-    """The cut of a task's requests, as shards' names have it (`ShardId`): "" for batches of the evaluation's size.
+    """Return the cut of a task's requests, as in shard names (`ShardId`): "" for batches of the evaluation's size.
 
-    `batch_size`, `token_budget`: as settled. In fast mode "" also stands while one of them is not.
+    `batch_size`, `token_budget`: as settled. In fast mode also "" until both are.
     """
     own = suite.tasks[entry].batch_size
     if suite.mode != "fast":
@@ -191,13 +191,13 @@ def cut_of(
 
 
 def cut_on_disk(cut: str, batch_size: int | Literal["auto"]) -> str:
-    """What names the batch files of a cut (`names.Cut`); "" before the batch size is settled."""
+    """Return the name of a cut's batch files (`names.Cut`); "" before the batch size is settled."""
     return cut or ("" if batch_size == "auto" else str(Cut(batch_size)))
 
 
 @dataclass(frozen=True, slots=True)
 class JobName:
-    """Name of a job: telling in `squeue`, unique per attempt, and the same after a restart.
+    """Name of a job: readable in `squeue`, unique per attempt, the same after a restart.
 
     "es-<digest>-<kind>-<detail>-a<attempt>", with the digest that ends the evaluation's id.
     """
@@ -209,15 +209,15 @@ class JobName:
 
     @classmethod
     def of(cls, evaluation: str, kind: str, detail: str, attempt: int) -> JobName:
-        """The name of a job of this evaluation id; `detail` is made short and safe."""
+        """Return the name of a job of this evaluation id; `detail` is shortened and made safe."""
         return cls(evaluation.rsplit("-", 1)[-1], kind, job_detail(detail), attempt)
 
     @classmethod
     def parse(cls, text: str) -> JobName:
-        """ValueError where `text` is no job's name."""
+        """Parse a job's name. Raise ValueError for any other text."""
         found = _JOB_NAME.fullmatch(text)
         if found is None:
-            raise ValueError(f"{text} is no job's name")
+            raise ValueError(f"{text} is not a job name of evalspan")
         digest, kind, detail, attempt = found.groups()
         return cls(digest, kind, detail, int(attempt))
 
@@ -229,11 +229,11 @@ _JOB_NAME = re.compile(r"es-([^-]+)-([a-z]+)-(.+)-a(\d+)", re.ASCII)
 
 
 def job_detail(detail: str) -> str:
-    """A node's or a task's part of a job name, at most 40 characters: where it is cut, 8 hex digits of the whole end it."""
+    """Return a node's or task's part of a job name, at most 40 characters; a truncated one ends with 8 hex digits of a hash."""
     safe = slug(detail)
     return safe if len(safe) <= 40 else f"{safe[:31]}-{hashlib.sha256(detail.encode()).hexdigest()[:8]}"
 
 
 def job_prefix(evaluation: str) -> str:
-    """What the names of all jobs of an evaluation begin with."""
+    """Return the common prefix of all job names of an evaluation."""
     return f"es-{evaluation.rsplit('-', 1)[-1]}-"

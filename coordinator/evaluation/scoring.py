@@ -1,7 +1,7 @@
-"""Scoring: metric jobs off the GPUs (programs to execute, answers to judge, tasks to score) and the workers that run them.
+"""Scoring: metric jobs on CPUs (executing programs, judging answers, scoring tasks) and the workers that run them.
 
-Rule: a task is scored once every response and verdict of it is there; no partial score. Workers start when the first
-trial runs, since their imports overlap its load, and stay while anything is open. Called from: `step`, `ending`.
+Rule: a task is scored once all of its responses and verdicts exist; there is no partial score. Workers start with the first
+trial, so that their imports overlap its load, and stay while anything is open. Called from: `step`, `ending`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from coordinator.evaluation.jobs import Due
 from coordinator.evaluation.state import EntryState, JobInfo, LeafState, MetricState, State
 from evaljobs.contract.outcomes import Executed, Failed, Scored
 
-WAITING_SECONDS = 30.0  # that metric jobs wait before more workers are submitted
+WAITING_SECONDS = 30.0  # how long metric jobs wait before more workers are submitted
 
 
 def executed(state: State, outcome: Executed, _at: float) -> list[Action]:
@@ -69,7 +69,7 @@ def failed(state: State, outcome: Failed, at: float) -> Due:
     found: list[Any] = []
     had_mb = outcome.memory_mb
     if had_mb is not None and gets_more(state, "metric", outcome.name, had_mb=had_mb):
-        # workers that have less end; what they run is run again by their successors
+        # end workers that have less; their successors repeat what they run
         few = [
             i
             for i in state.scoring.workers.values()
@@ -77,10 +77,10 @@ def failed(state: State, outcome: Failed, at: float) -> Due:
         ]
         found += jobs.end(state, few, at)
     if metric.kind == "execute":
-        # the score job runs whatever verdicts are missing; it fails the entry if it cannot
+        # the score job runs missing verdicts itself, and fails the entry if it cannot
         state.warnings.append(f"{outcome.name}: {outcome.error}")
         return found
-    if entry.status == "scoring":  # also of one that fails: that may not reach the journal
+    if entry.status == "scoring":  # even if this outcome fails: that may not reach the journal
         entry.status = "built"
     entry.scoring = entry.scoring.failed()
     if outcome.blame == "operator" or entry.scoring.given_up:
@@ -89,7 +89,7 @@ def failed(state: State, outcome: Failed, at: float) -> Due:
 
 
 def out_of_memory(state: State, info: JobInfo, now: float) -> Due:
-    """The kernel ended a worker, or a process of one. Where no more can be asked for and nothing gets done, that is the end."""
+    """Handle a worker, or its process, killed for lack of memory. Fail if no more can be requested and nothing gets done."""
     if job_gets_more(state, info) or not state.scoring.fruitless.failures:
         return []
     return [Closed(at=now, reason=out_of_memory_words(state, "metric", info.job.name), instead=True)]
@@ -127,8 +127,8 @@ def _metrics(state: State, now: float) -> Due:
 
 
 def _executable(state: State, leaf: LeafState) -> bool:
-    """May an `execute` job be made of its documents? Past its limit a judge's jobs would only hold workers; one more than
-    that waits ready for its turn.
+    """Return whether an `execute` job may be made of its documents. Beyond a judge's limit, jobs would only occupy workers,
+    so at most one more waits.
     """
     size, at_once = state.record.options.execute_documents, leaf.planned.executes_at_once
     whole = len(leaf.complete) >= size or leaf.todo == 0
@@ -159,8 +159,8 @@ def enqueued(state: State, event: MetricEnqueued) -> list[Action]:
 
 
 def enqueue(state: State, metric: MetricState) -> Action:
-    """Ahead of the others where the task's metric is longer than an even share of all: its jobs end last, most of all
-    those of a judge, which follow one another.
+    """Enqueue a metric job, ahead of others if its task's metric takes longer than an even share of all. Such jobs finish
+    last, above all sequential ones of a judge.
     """
     seconds = {name: leaf.planned.metric_seconds for name, leaf in state.shards.leaves.items()}
     share = sum(seconds.values()) / max(1, state.plan.workers or state.record.options.workers)
@@ -168,7 +168,7 @@ def enqueue(state: State, metric: MetricState) -> Action:
 
 
 def needs_no_gpu(state: State, entry: EntryState) -> bool:
-    """Every response of the entry is there."""
+    """Return whether all responses of the entry exist."""
     planned = bool(entry.sets) and entry.sets.keys() <= entry.leaves.keys()
     return planned and not any(state.shards.leaves[name].todo for name in entry.leaves.values())
 
@@ -191,12 +191,12 @@ def scoring_due(state: State, site: Site, now: float) -> Due:
     else:
         count = (state.plan.workers or state.record.options.workers) if scoring.fruitless.due(now) else 0
     size = state.record.options.array_size or count
-    for first in range(0, count, size or 1):  # several jobs where the site takes only small arrays
+    for first in range(0, count, size or 1):  # several jobs if the site only accepts small arrays
         yield worker_job(state, site, min(size, count - first), now)
 
 
 def _more_workers(state: State, there: Sequence[JobInfo], now: float) -> int:
-    """The prediction was wrong where jobs wait though all workers run: as many more as wait, within the settings."""
+    """Return how many more workers waiting jobs are worth when all workers run: the prediction was too low."""
     scoring = state.scoring
     members = [phase for info in there for phase in info.members.values() if phase != "ended"]
     most = min(state.record.options.workers, len(scoring.outstanding)) - len(members)
@@ -208,10 +208,10 @@ def _more_workers(state: State, there: Sequence[JobInfo], now: float) -> int:
 
 
 def intended(state: State, event: JobIntended) -> None:
-    """Worker jobs that follow one another, with no metric job done in between, come with growing pauses."""
+    """Record a worker job. Worker jobs in a row, with no metric job done in between, are submitted with growing pauses."""
     scoring = state.scoring
     scoring.workers[event.job.name] = state.jobs.by_name[event.job.name]
-    if len(scoring.workers) == 1:  # this one alone
+    if len(scoring.workers) == 1:  # it is the only one
         scoring.fruitless = scoring.fruitless.failed(event.at)
 
 
@@ -221,7 +221,7 @@ def job_over(state: State, info: JobInfo, _word: str) -> Due:
 
 
 def restarted(state: State, now: float) -> list[Action]:
-    """Redis may have lost metric jobs: all without an outcome are enqueued again."""
+    """Enqueue all metric jobs without an outcome again, since Redis may have lost them."""
     actions: list[Action] = []
     for name in sorted(state.scoring.outstanding):
         metric = state.scoring.metrics[name]

@@ -1,7 +1,7 @@
-"""Shards: planned, queued, done, read again, quarantined; and the plan that deals them to lanes.
+"""Shards: planned, queued, done, run again, quarantined; and the plan that assigns them to lanes.
 
-Rule: a shard is done when its record was found whole in a response file; the first whole copy counts. A task that cannot
-be scored fails loudly and takes its other shards out of the queue. Called from: `step`; subjects that fail a task.
+Rule: a shard is done when its record was found complete in a response file; the first complete copy counts. A task that
+cannot be scored fails loudly, and its other shards leave the queue. Called from: `step`; subjects that fail a task.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from coordinator.evaluation.state import EntryState, IllegalEventError, LeafStat
 from evaljobs.contract.names import LaneId, ShardId
 from evaljobs.contract.specs import FrameRef, RequestSetManifest
 
-REUSED_LANE = "reused"  # a lane of no trial: others take from it
+REUSED_LANE = "reused"  # a lane without a trial: others take from it
 
 Rows = dict[str, list[tuple[str, float, float]]]  # lane -> (shard, rank, seconds)
 
@@ -59,18 +59,18 @@ def planned(state: State, event: Planned) -> list[Action]:
     where = {s: (lane.lane, rank, sec) for lane in event.lanes for s, rank, sec in lane.shards}
     for leaf in event.leaves:
         _place(state, leaf, where)
-    return [*publish(state), _fill(state)]  # a trial that claims a shard looks for its request set
+    return [*publish(state), _fill(state)]  # a trial that claims a shard looks up its request set
 
 
 def _place(state: State, leaf: PlannedLeaf, where: Mapping[str, tuple[str, float, float]]) -> None:
-    """The leaf task's shards are to do, or were so already. `where`: shard -> lane, rank and seconds."""
+    """Mark the leaf task's shards as to do, unless they already are. `where`: shard -> lane, rank and seconds."""
     known = state.shards.leaves.get(leaf.name)
     made = _planned_anew(state, leaf, where) if known is None else known
     entry = state.entries[leaf.entry]
     if leaf.task not in entry.leaves:
         entry.leaves[leaf.task] = made.name
         made.entries.append(entry.index)
-    _wanted_again(state, made)  # by an entry that was built when those that had it had failed
+    _wanted_again(state, made)  # by an entry that was built after the ones that had it failed
 
 
 def _planned_anew(
@@ -88,10 +88,10 @@ def _planned_anew(
     waiting = {document: len(its) for document, its in places.items()}
     todo = len(leaf.shards)
     made = LeafState(planned=leaf, todo=todo, waiting=waiting, places=places)
-    # the names of its execute jobs follow those of an earlier plan
+    # its execute jobs are numbered on from those of an earlier plan
     made.executes = made.executed = sum(m.task == made.name for m in state.scoring.metrics.values())
     state.shards.leaves[made.name] = made
-    # another entry's requests of it may be these: they are looked for anew
+    # another entry's requests may match these: look for them again
     state.plan.looked_for = {pair for pair in state.plan.looked_for if pair[1] != leaf.task}
     state.shards.todo += todo
     return made
@@ -101,7 +101,7 @@ def responses_found(state: State, event: ResponsesFound) -> list[Action]:
     plan = state.plan
     plan.pending, plan.alike = False, event.alike
     for leaf in event.leaves:
-        # the lane counts only where a record turns out unreadable and its shard runs again
+        # the lane only matters if a record turns out to be unreadable and its shard runs again
         _place(state, leaf, dict.fromkeys(leaf.shards, (REUSED_LANE, 0.0, 1.0)))
     plan.reused |= event.sources
     for name, frame in event.shards:
@@ -116,7 +116,7 @@ def responses_found(state: State, event: ResponsesFound) -> list[Action]:
 
 
 def publish(state: State) -> list[Action]:
-    """Name the request sets to trials that started before they existed: to probe the batch size, or early."""
+    """Publish the request sets to trials that started before these existed, early or to probe the batch size."""
     leaves, record = state.shards.leaves, state.record
     before = record.suite.batch_size == "auto" or record.options.early_trials
     if not before or not leaves or state.batch_size == "auto":
@@ -128,8 +128,8 @@ def publish(state: State) -> list[Action]:
 def shards_due(state: State, now: float) -> Due:
     """Look for responses of earlier evaluations, then plan, once every entry is built.
 
-    Of entries that have one leaf task the first is planned first; the next one takes its shards, or asks other requests.
-    Where earlier evaluations are of a checkpoint with equal samples, they are looked for again once the content is known.
+    If several entries have the same leaf task, the first is planned first; the others share its shards or make other
+    requests. Responses for a checkpoint with equal samples are looked up again once the content is known.
     """
     if state.plan.pending or state.batch_size == "auto":
         return
@@ -151,7 +151,7 @@ def shards_due(state: State, now: float) -> Due:
         yield PlanAsked(at=now, looked_for=tuple(sorted(unsought)))
         yield FindResponses(sets=fresh, batch_size=state.batch_size, cuts=cuts)
         return
-    if state.record.rescores:  # its command looked before; they were removed meanwhile
+    if state.record.rescores:  # its command found them; they were removed since
         yield Closed(at=now, reason=f"{state.record.rescores} has no answers to {first_of(sorted(turn))}")
         return
     lanes = tuple((lane, n.name) for n in state.nodes.by_name.values() if n.in_use for lane in n.lane_names)
@@ -174,12 +174,12 @@ def plan_asked(state: State, event: PlanAsked) -> list[Action]:
 
 
 def _looks_anew(state: State) -> bool:
-    """Is the content known that decides whether responses of a checkpoint with equal samples may be used?"""
+    """Return whether the content is now known that decides about responses of a checkpoint with equal samples."""
     return state.plan.alike and state.nodes.content is not None
 
 
 def _free_name(state: State, task: str) -> str:
-    """The name of a leaf task of which no planned one asks the same requests."""
+    """Return an unused name for a leaf task whose requests differ from all planned ones."""
     names = (f"{task}#{number}" if number > 1 else task for number in count(1))
     return next(name for name in names if name not in state.shards.leaves)
 
@@ -187,7 +187,7 @@ def _free_name(state: State, task: str) -> str:
 def equal_leaf(
     state: State, entry: int, manifest: RequestSetManifest, folder: str, cut: str
 ) -> PlannedLeaf | None:
-    """The planned leaf task that asks these requests in these batches, as this entry's; None where there is none."""
+    """Return the planned leaf task with the same requests in the same batches, as this entry's; None if there is none."""
     for leaf in state.shards.leaves.values():
         its = leaf.planned
         if (its.task, its.key, its.cut, its.executes) == (
@@ -201,7 +201,7 @@ def equal_leaf(
 
 
 def deal_due(state: State, now: float) -> Due:
-    """Without stealing, the shards of lost lanes go round-robin, by rank, to the lanes of the nodes in use."""
+    """Deal the shards of lost lanes round-robin, by rank, to the lanes of nodes in use; only without stealing."""
     if state.record.options.plan.steals or not state.shards.todo:
         return
     if len(state.trials.live) >= state.lanes_in_use:
@@ -230,7 +230,7 @@ def dumped(state: State, event: ShardsDumped) -> list[Action]:
             raise IllegalEventError(f"responses of the unplanned shard {name}")
     for name, frame in event.shards:
         if name not in known or known[name].frame is not None:
-            continue  # a second copy: the first one counts
+            continue  # a second copy: the first counts
         _done(state, name, frame)
         trial = state.trials.by_name.get(frame.file.removesuffix(".frames"))
         if trial is not None:
@@ -242,12 +242,12 @@ def dumped(state: State, event: ShardsDumped) -> list[Action]:
 
 
 def leaf_of(state: State, shard: str) -> LeafState:
-    """The leaf task that a planned shard is part of."""
+    """Return the leaf task that a planned shard belongs to."""
     return state.shards.leaves[state.shards.by_name[shard].leaf]
 
 
 def open_entries(state: State, leaf: LeafState) -> list[EntryState]:
-    """The entries that its shards answer and that are neither scored nor failed."""
+    """Return the entries that its shards answer and that are neither scored nor failed."""
     return [state.entries[index] for index in leaf.entries if not state.entries[index].terminal]
 
 
@@ -268,7 +268,7 @@ def corrupted(state: State, event: ShardCorrupted) -> Due:
     if shard is None or shard.frame is None:
         return []
     if not open_entries(state, leaf_of(state, event.shard)):
-        return []  # its score stands, or will never be
+        return []  # its score stands, or will never exist
     _take_back(state, event.shard)
     if failed := _unread(state, event.shard, event.error, event.at):
         return failed
@@ -277,7 +277,7 @@ def corrupted(state: State, event: ShardCorrupted) -> Due:
 
 
 def _take_back(state: State, name: str) -> None:
-    """A shard counted as done has to run again."""
+    """Mark a shard that counted as done as to run again."""
     shard, leaf = state.shards.by_name[name], leaf_of(state, name)
     shard.frame = None
     leaf.todo += 1
@@ -293,7 +293,7 @@ def _take_back(state: State, name: str) -> None:
 
 
 def _unread(state: State, name: str, why: str, now: float) -> Sequence[EntryFailed]:
-    """A shard was run, and what it left cannot be read; the third time its task fails, or where no model is asked."""
+    """Count a run of a shard that left no readable record. Fail its task the third time, or if no model is available."""
     shard = state.shards.by_name[name]
     shard.unread = shard.unread.failed()
     if not (shard.unread.given_up or state.record.rescores) or shard.quarantined:
@@ -307,18 +307,18 @@ def _unread(state: State, name: str, why: str, now: float) -> Sequence[EntryFail
 
 
 def refill(state: State) -> list[Action]:
-    """All that the queue should hold. Changes nothing, so it may be repeated without an event."""
+    """Return the actions that fill the queue. Changes nothing, so it may be repeated without an event."""
     return [_fill(state)] if state.shards.leaves and not state.winding_down else []
 
 
 def stray(state: State, event: ShardsStray) -> Due:
     why, again = "response files hold no record of it", [n for n in event.again if is_to_do(state, n)]
     failed = [one for name in again for one in _unread(state, name, why, event.at)]
-    return failed or requeue(state, event.shards)  # an audit finds the others again
+    return failed or requeue(state, event.shards)  # the audit finds the others again
 
 
 def requeue(state: State, names: Iterable[str]) -> list[Action]:
-    """Queue those of these shards that are to do. Changes nothing, as `refill`."""
+    """Queue those of these shards that are to do. Changes nothing, like `refill`."""
     rows = _rows(state, names)
     return [QueueShards(lane=lane, shards=tuple(todo)) for lane, todo in sorted(rows.items())]
 
@@ -338,7 +338,7 @@ def _rows(state: State, names: Iterable[str]) -> Rows:
 
 
 def is_to_do(state: State, name: str) -> bool:
-    """Is it planned, neither done nor quarantined?"""
+    """Return whether the shard is planned, and neither done nor quarantined."""
     shard = state.shards.by_name.get(name)
     return shard is not None and shard.frame is None and not shard.quarantined
 
@@ -347,7 +347,7 @@ def is_to_do(state: State, name: str) -> bool:
 
 
 def entry_failed(state: State, event: EntryFailed) -> list[Action]:
-    """An entry cannot be scored: it says why, and its other shards are not worth a GPU any more, unless for other entries."""
+    """Fail an entry that cannot be scored, and withdraw its other shards unless other entries need them."""
     entry = state.entries[event.entry]
     if entry.terminal and not state.ending.no_scores:
         return []
@@ -363,12 +363,12 @@ def entry_failed(state: State, event: EntryFailed) -> list[Action]:
 
 
 def fail_leaf(state: State, leaf: LeafState, error: str, now: float) -> Sequence[EntryFailed]:
-    """A leaf task cannot be answered: no entry that has it can be scored."""
+    """Fail every entry that has this leaf task, since it cannot be answered."""
     return [EntryFailed(at=now, entry=entry.index, error=error) for entry in open_entries(state, leaf)]
 
 
 def reopen_entry(state: State, entry: EntryState) -> list[Action]:
-    """A failed entry is tried again from where it stood; its shards are queued."""
+    """Retry a failed entry from where it stopped, and queue its shards."""
     entry.error, entry.building, entry.scoring = "", entry.building.anew, entry.scoring.anew
     entry.status = "built" if entry.sets else "unbuilt"
     again: list[str] = []
@@ -381,7 +381,7 @@ def reopen_entry(state: State, entry: EntryState) -> list[Action]:
 
 
 def _wanted_again(state: State, leaf: LeafState) -> list[str]:
-    """Its shards that were withdrawn are to do; their names."""
+    """Mark its withdrawn shards as to do and return their names."""
     again = []
     for name in leaf.planned.shards if open_entries(state, leaf) else ():
         shard = state.shards.by_name[name]
@@ -394,10 +394,10 @@ def _wanted_again(state: State, leaf: LeafState) -> list[str]:
 
 
 def retire(state: State, entry: EntryState, *, executes: bool) -> list[Action]:
-    """Forget the plan of an entry whose requests are cut into other batches, or are gone. The caller changes its status.
+    """Forget the plan of an entry whose requests are cut differently now, or are gone. The caller changes its status.
 
-    Shards go with the last open entry that has them. `executes`: also those of tasks that execute programs, which
-    generate their answers: a token budget does not cut these.
+    Shards go with the last open entry that has them. `executes`: include tasks that execute programs; their answers are
+    generated, so a token budget does not cut them.
     """
     withdrawn = []
     for task, known in list(entry.leaves.items()):
@@ -414,7 +414,7 @@ def retire(state: State, entry: EntryState, *, executes: bool) -> list[Action]:
                 withdrawn.append(name)
             del state.shards.by_name[name]
         for other in (state.entries[index] for index in leaf.entries):
-            del other.leaves[task]  # one that is retried is planned again
+            del other.leaves[task]  # a retried entry is planned again
         for metric in [state.scoring.metrics[name] for name in state.scoring.outstanding]:
             if metric.task == known:
                 metric.done = True
@@ -426,22 +426,22 @@ def retire(state: State, entry: EntryState, *, executes: bool) -> list[Action]:
 
 
 def is_retired(state: State, shard: str) -> bool:
-    """Is it of a cut that did not fit a GPU's memory?"""
+    """Return whether the shard belongs to a cut that did not fit a GPU's memory."""
     try:
         name = ShardId.parse(shard)
-    except ValueError:  # a job wrote it
+    except ValueError:  # its name comes from a file that a job wrote
         return False
     return (name.task, name.cut) in state.shards.retired
 
 
 def shards_of(state: State, leaves: Iterable[str]) -> Iterable[str]:
-    """The shards of planned leaf tasks of these names."""
+    """Yield the shards of the planned leaf tasks with these names."""
     for name in leaves:
         yield from state.shards.leaves[name].planned.shards
 
 
 def restarted(state: State) -> list[Action]:
-    """A plan that was asked for is asked for again; the request sets are named again."""
+    """Repeat the request for a plan, and publish the request sets again."""
     state.plan.pending = False
     state.plan.looked_for.clear()
     return [] if state.winding_down else publish(state)

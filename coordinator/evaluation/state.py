@@ -1,8 +1,8 @@
-"""State of one evaluation: what the subjects change in place and everything else only reads.
+"""State of one evaluation: changed in place by the subjects, read by everything else.
 
-Rule: one part for each subject; only the subject's own module writes it, others call that module's public functions.
-No event looks at all that was ever run. What a rule asks about nodes and entries is counted anew, once a look.
-A replay of the journal rebuilds the state exactly. Called from: the subjects, and every reader (allocation, runtime, report, cli).
+Rule: each subject has one part of the state, which only its own module writes; others call that module's public functions. No
+event scans everything that ever ran. Rules count nodes and entries once per look. Replaying the journal rebuilds the
+state exactly. Called from: the subjects, and every reader (allocation, runtime, report, cli).
 """
 
 from __future__ import annotations
@@ -24,32 +24,30 @@ EntryStatus = Literal["unbuilt", "building", "built", "scoring", "scored", "fail
 NodeStatus = Literal["offered", "staging", "ready", "back-off", "withdrawn"]
 JobPhase = Literal["intended", "uncertain", "submitted", "ended"]
 MemberPhase = Literal["pending", "running", "ended"]
-IN_USE = ("offered", "staging", "ready")  # statuses of nodes that are in use, or prefetched on
+IN_USE = ("offered", "staging", "ready")  # statuses of nodes in use or prefetched on
 
 
-HELD_SECONDS = 30.0  # pause before a job that a limit on jobs kept out is submitted again; doubled each time
-MAX_HELD_SECONDS = 1800.0  # the longest such pause
-FEWER_SECONDS = 1800.0  # for which an evaluation that a limit kept out uses fewer nodes; doubled each time
+HELD_SECONDS = 30.0  # pause before a job that a limit kept out is submitted again; doubled each time
+MAX_HELD_SECONDS = 1800.0  # longest such pause
+FEWER_SECONDS = 1800.0  # how long an evaluation uses fewer nodes after a limit kept it out; doubled each time
 
 
 class IllegalEventError(Exception):
-    """An event that cannot follow this state: a bug of the caller, never the operator's fault."""
+    """An event that is impossible in this state: a bug of the caller, never the operator's fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tries:
-    """Failures in a row of one thing: it is tried again after a pause of `first` seconds, doubled each time up to `longest`,
-    and given up after `limit` of them.
-    """
+    """Consecutive failures: retried after `first` seconds, doubled each time up to `longest`, at most `limit` times."""
 
     limit: float = inf
     first: float = 0.0
     longest: float = inf
     failures: int = 0
-    due_at: float = 0.0  # unix seconds of the next try
+    due_at: float = 0.0  # unix seconds of the next attempt
 
     def failed(self, now: float = 0.0) -> Tries:
-        """One more failure; the pause begins at `now` (unix seconds)."""
+        """Return this with one more failure; the pause begins at `now` (unix seconds)."""
         pause = min(self.first * 2.0 ** min(self.failures, 60), self.longest)
         return replace(self, failures=self.failures + 1, due_at=now + pause)
 
@@ -62,19 +60,17 @@ class Tries:
 
     @property
     def anew(self) -> Tries:
-        """Without failures."""
+        """Return this without failures."""
         return replace(self, failures=0, due_at=0.0) if self.failures else self
 
 
 class Phase(IntEnum):
-    """How far an evaluation is; each phase comes after the one before it, and only a retry goes back."""
+    """Progress of an evaluation. Phases follow one another; only a retry goes back."""
 
     RUNNING = 0
-    CLOSING = 1  # a reason to end stands: entries that it concerns fail, the others are scored
-    WRITING = (
-        2  # every entry is scored or has failed; results are being written, jobs are released or cancelled
-    )
-    LEAVING = 3  # results are written; jobs of it are still there
+    CLOSING = 1  # there is a reason to end: entries that it applies to fail, the others are scored
+    WRITING = 2  # every entry is scored or has failed; results are being written, jobs released or cancelled
+    LEAVING = 3  # results are written; jobs are left
     ENDED = 4
 
 
@@ -89,15 +85,15 @@ class EntryState:
     sets: Mapping[str, str] = field(default_factory=dict)  # leaf task -> folder
     leaves: dict[str, str] = field(
         default_factory=dict
-    )  # leaf task -> its name in `Shards.leaves`, once planned
-    build_job: str = ""  # the last that was to build it
-    building: Tries = Tries(limit=3)  # that failed, or during which the job ended
-    score_jobs: int = 0  # so far
+    )  # leaf task -> its key in `Shards.leaves`, once planned
+    build_job: str = ""  # the last job that was to build it
+    building: Tries = Tries(limit=3)  # builds that failed, or that were in progress when their job ended
+    score_jobs: int = 0
     scoring: Tries = Tries(limit=3)  # score jobs that failed
     error: str = ""
-    token_budget: int | None = None  # after a unit did not fit a GPU's memory; None: the evaluation's
+    token_budget: int | None = None  # reduced after a unit did not fit a GPU's memory; None: the evaluation's
     result_file: str = ""
-    unscored: Mapping[str, str] = field(default_factory=dict)  # items that count in no mean, with the reason
+    unscored: Mapping[str, str] = field(default_factory=dict)  # items left out of all means, with the reason
 
     @property
     def terminal(self) -> bool:
@@ -106,71 +102,73 @@ class EntryState:
 
 @dataclass(slots=True, kw_only=True)
 class LeafState:
-    """A leaf task after planning. `waiting` counts, for each document, the shards that still lack."""
+    """A leaf task after planning. `waiting`: missing shards of each document."""
 
     planned: PlannedLeaf
     todo: int
-    entries: list[int] = field(default_factory=list)  # that its shards answer: those that ask equal requests
+    # entries that its shards answer: those with equal requests
+    entries: list[int] = field(default_factory=list)
     waiting: dict[int, int] = field(default_factory=dict)
-    places: dict[int, list[int]] = field(default_factory=dict)  # document -> its shards' places in the plan
-    complete: list[int] = field(default_factory=list)  # whole documents not yet given to an execute job
-    executes: int = 0  # execute jobs enqueued so far
+    # document -> indices of its shards in the plan
+    places: dict[int, list[int]] = field(default_factory=dict)
+    complete: list[int] = field(default_factory=list)  # complete documents not yet given to an execute job
+    executes: int = 0
     executed: int = 0
 
     @property
     def name(self) -> str:
-        """Its name in `Shards.leaves` and in the names of its shards."""
+        """Key in `Shards.leaves` and prefix of its shards' names."""
         return self.planned.name
 
 
-UNREAD = Tries(limit=3)  # runs of a shard that left no record that can be read
+UNREAD = Tries(limit=3)  # runs of a shard that left no readable record
 
 
 @dataclass(slots=True, kw_only=True)
 class ShardState:
-    leaf: str = ""  # name of the leaf task that it is part of
+    leaf: str = ""  # name of its leaf task
     rank: float
     seconds: float
     lane: str
     documents: tuple[int, ...] = ()
-    frame: FrameRef | None = None  # set: its responses are on disk
-    died_on: list[str] = field(default_factory=list)  # nodes of trials whose deaths with it count
-    error: str = ""  # of the last of these deaths
+    frame: FrameRef | None = None  # location of its responses, once on disk
+    died_on: list[str] = field(default_factory=list)  # nodes of trials whose deaths with this shard count
+    error: str = ""  # of the last such death
     unread: Tries = UNREAD
     quarantined: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
 class NodeUse:
-    """A node that this evaluation uses. `lanes`: trials that fit on it at once; 0: weights are prefetched there, before an
-    offer of its GPUs, by one attempt ("withdrawn": it failed, or was given up).
+    """A node that this evaluation uses. `lanes`: trials that fit on it at once; 0: weights are prefetched there, once, before
+    its GPUs are offered ("withdrawn": that failed, or was given up).
     """
 
     name: str
     lanes: int
-    gpu_type: str = ""  # as the cluster names it
-    gpu_name: str = ""  # as its jobs name it; only where the cluster names no type
-    memory_mb: int = 0  # in all; 0: unknown
+    gpu_type: str = ""  # from the cluster
+    gpu_name: str = ""  # from its jobs, if the cluster names no type
+    memory_mb: int = 0  # total; 0: unknown
     status: NodeStatus = "offered"
     path: str = ""
     rung: str = ""
     precursor: str | None = None
-    # precursors that failed before its trials read storage, or hosts before a back-off
+    # precursors that failed before its trials read from storage, or hosts before a back-off
     staging: Tries = Tries(limit=3)
     best_effort: bool = False  # its jobs may be preempted
     hosted: bool = False  # its trials cannot see what a precursor stages: one job stages and hosts them
-    unseen: bool = False  # its trials saw nothing of what a precursor had staged, once
-    deaths: int = 0  # of trials there that count, without a shard done in between
-    died_at: float | None = None  # unix seconds of the last
-    back_offs: int = 0  # how often it was in back-off
+    unseen: bool = False  # its trials have once seen nothing of what a precursor had staged
+    deaths: int = 0  # deaths of trials there that count, with no shard finished in between
+    died_at: float | None = None  # unix seconds of the last death
+    back_offs: int = 0
     back_off_until: float | None = None  # unix seconds; while status is "back-off"
     why: str = ""
-    at_fault: bool = False  # its back-off is for a fault of its own, certainly
-    trials: dict[str, Trial] = field(default_factory=dict)  # that live there, by name
+    at_fault: bool = False  # the fault is certainly the node's own
+    trials: dict[str, Trial] = field(default_factory=dict)  # living trials, by name
 
     @property
     def in_use(self) -> bool:
-        """Its GPUs are this evaluation's to use."""
+        """Whether this evaluation uses its GPUs."""
         return self.lanes > 0 and self.status in IN_USE
 
     @property
@@ -184,33 +182,33 @@ class NodeUse:
 
     @property
     def running_lanes(self) -> int:
-        """Lanes whose trials the cluster has started: a job that hosts trials runs with all of its own."""
+        """Number of lanes whose trials the cluster has started; all lanes of a running host."""
         return sum(trial.running for trial in self.trials.values())
 
 
 @dataclass(slots=True, kw_only=True)
 class Trial:
-    """A trial from its job's intent on; it stays known after its end."""
+    """A trial, from its job's intent on; kept after its end."""
 
     name: str
     job: str
-    member: int  # of the job; a host runs all of its trials as member 0
+    member: int  # of the job; a host runs all trials as member 0
     lane: str
-    running: bool = False  # the cluster has started it
-    cancelled: bool = False  # the coordinator ended it: its death counts against no node and no shard
+    running: bool = False
+    cancelled: bool = False  # ended by the coordinator: its death counts against no node and no shard
 
 
 @dataclass(slots=True, kw_only=True)
 class JobInfo:
-    """A job of this evaluation, from the intent to its end."""
+    """A job of this evaluation, from its intent to its end."""
 
     job: Job
     entries: tuple[int, ...] = ()
     lanes: tuple[str, ...] = ()  # trial jobs: member -> lane
     trials: tuple[str, ...] = ()  # trial jobs: member -> trial name
     precursor: str | None = None  # trial jobs: the precursor whose staged weights they read
-    submissions: Tries = Tries(limit=8)  # that were in doubt and had not happened
-    # by a limit on jobs
+    submissions: Tries = Tries(limit=8)  # submissions in doubt that turned out not to have happened
+    # refusals by a limit on jobs
     refusals: Tries = Tries(first=HELD_SECONDS, longest=MAX_HELD_SECONDS)
     phase: JobPhase = "intended"
     job_id: str = ""
@@ -218,7 +216,7 @@ class JobInfo:
     members: dict[int, MemberPhase] = field(default_factory=dict)
     released_at: float | None = None
     refused: str = ""
-    unlaunched: str = ""  # the node that could not launch it
+    unlaunched: str = ""  # node that could not launch it
 
     @property
     def live(self) -> bool:
@@ -227,13 +225,13 @@ class JobInfo:
 
 @dataclass(slots=True, kw_only=True)
 class MetricState:
-    """An execute or score job given to RQ. `done` once its outcome was seen."""
+    """An execute or score job given to RQ. `done` once its outcome has been seen."""
 
     name: str
     kind: Literal["execute", "score"]
     entry: int
-    task: str = ""  # of an execute job: the name of a leaf task
-    documents: tuple[int, ...] = ()  # of an execute job: whole ones of `task`
+    task: str = ""  # leaf task of an execute job
+    documents: tuple[int, ...] = ()  # of an execute job: complete documents of `task`
     done: bool = False
     enqueued_at: float = 0.0
     seconds: float = 0.0  # predicted
@@ -241,10 +239,11 @@ class MetricState:
 
 @dataclass(slots=True, kw_only=True)
 class Conversion:
-    """Part of `builds`. "running": from the intent to the job's end; "made": until its folder was inspected."""
+    """Part of `builds`. "running": from the intent to the job's end; "made": until its folder is inspected."""
 
     status: Literal["none", "due", "running", "made", "done"] = "none"
-    announced: CheckpointSpec | None = None  # what is converted; `record.checkpoint` is then what came of it
+    # the checkpoint to convert; `record.checkpoint` is then the converted one
+    announced: CheckpointSpec | None = None
     path: str = ""
     tries: Tries = Tries(limit=3)  # jobs that ended without an outcome
 
@@ -253,9 +252,9 @@ class Conversion:
 class Builds:
     """Part of `builds`, beside `State.entries`."""
 
-    looked_up: bool = False  # request sets on disk were looked for
-    # build jobs in a row that ended without an outcome and had nothing built; after one that its node could not launch, the
-    # next comes with a pause. For each job that runs at a time, six: then all entries fail
+    looked_up: bool = False  # request sets on disk have been looked up
+    # consecutive build jobs that ended without an outcome or anything built; the pause applies after a node could not launch
+    # one. Six for each job that runs at once: then all entries fail
     fruitless: Tries = Tries(first=HELD_SECONDS, longest=600.0)
 
 
@@ -264,15 +263,14 @@ class Nodes:
     """Part of `nodes`."""
 
     by_name: dict[str, NodeUse] = field(default_factory=dict)
-    largest_mb: int = 0  # memory of the largest node that was offered or could be; 0: unknown
-    content: str | None = None  # of the checkpoint's whole files, by the hook or the first precursor
-    paused_at: float | None = (
-        None  # unix seconds since when a person lets it use none; None: it is not paused
-    )
+    largest_mb: int = 0  # memory of the largest node that was or could be offered; 0: unknown
+    # digest of the checkpoint's complete files, from the hook or the first precursor
+    content: str | None = None
+    paused_at: float | None = None  # unix seconds at which a person paused it; None: it is not paused
     paused: str = ""  # the person's reason
-    most: int = 0  # nodes in use at once until `limited` is due, after a limit on jobs was reached
+    most: int = 0  # limit on nodes in use until `limited` is due, after a limit on jobs was reached
     limited: Tries = Tries(first=FEWER_SECONDS, longest=8 * 3600.0)
-    # times that every node was in back-off, without a shard done in between: 31 minutes in all
+    # times that every node was in back-off, with no shard finished in between: 31 minutes in total
     all_backed_off: Tries = Tries(limit=6)
 
 
@@ -281,15 +279,16 @@ class Jobs:
     """Part of `jobs`."""
 
     by_name: dict[str, JobInfo] = field(default_factory=dict)
-    live: dict[str, JobInfo] = field(default_factory=dict)  # not ended
+    live: dict[str, JobInfo] = field(default_factory=dict)
     held: dict[str, str] = field(
         default_factory=dict
-    )  # intended job that a limit on jobs keeps out -> its words
+    )  # intended job that a limit on jobs keeps out -> the cluster's message
     unlaunched: set[str] = field(
         default_factory=set
-    )  # nodes that could not launch a job: the next avoid them
-    attempts: dict[tuple[str, str], int] = field(default_factory=dict)  # (kind, detail) -> jobs so named
-    doublings: dict[str, int] = field(default_factory=dict)  # setting of memory -> times it was doubled
+    )  # nodes that could not launch a job: the next ones avoid them
+    # (kind, detail) -> number of jobs so named
+    attempts: dict[tuple[str, str], int] = field(default_factory=dict)
+    doublings: dict[str, int] = field(default_factory=dict)  # memory setting -> times that it was doubled
 
 
 @dataclass(slots=True, kw_only=True)
@@ -299,9 +298,9 @@ class Trials:
     by_name: dict[str, Trial] = field(default_factory=dict)
     live: dict[str, Trial] = field(default_factory=dict)
     idle: dict[str, Trial] = field(default_factory=dict)  # living ones that have not started or are cancelled
-    on_lane: dict[str, int] = field(default_factory=dict)  # lane -> trials that it has had
-    stragglers: dict[str, float] = field(default_factory=dict)  # trial -> times as long as the others
-    deaths: int = 0  # of trials without a shard, in a row, without one done in between
+    on_lane: dict[str, int] = field(default_factory=dict)  # lane -> number of its trials so far
+    stragglers: dict[str, float] = field(default_factory=dict)  # trial -> slowdown compared with the others
+    deaths: int = 0  # consecutive deaths of trials without a shard, with none finished in between
 
 
 @dataclass(slots=True, kw_only=True)
@@ -309,9 +308,9 @@ class Shards:
     """Part of `shards`."""
 
     by_name: dict[str, ShardState] = field(default_factory=dict)
-    leaves: dict[str, LeafState] = field(default_factory=dict)  # by name
+    leaves: dict[str, LeafState] = field(default_factory=dict)
     todo: int = 0  # neither done nor quarantined nor withdrawn
-    # (name of a leaf task, cut) that were planned and did not fit a GPU's memory: their answers count no more
+    # (leaf task name, cut) pairs that were planned and did not fit a GPU's memory: their answers no longer count
     retired: set[tuple[str, str]] = field(default_factory=set)
     # entry -> the unit that did not fit, until its token budget is reduced
     too_large: dict[int, TooLarge] = field(default_factory=dict)
@@ -319,14 +318,16 @@ class Shards:
 
 @dataclass(slots=True, kw_only=True)
 class Plan:
-    """Part of `shards`, too: what is asked of the planner, and what it predicted."""
+    """Part of `shards`: requests to the planner, and its predictions."""
 
-    pending: bool = False  # also while responses of earlier evaluations are looked for
-    alike: bool = False  # as of `ResponsesFound`, the last one
-    # (entry, leaf task) whose earlier responses were looked for
+    pending: bool = False  # also while responses of earlier evaluations are looked up
+    alike: bool = False  # from the last `ResponsesFound`
+    # (entry, leaf task) pairs already looked up
     looked_for: set[tuple[int, str]] = field(default_factory=set)
-    reused: dict[str, str] = field(default_factory=dict)  # name of a leaf task -> evaluation of its responses
-    reused_scores: set[int] = field(default_factory=set)  # entries whose scores are that evaluation's, too
+    # leaf task name -> evaluation that its responses come from
+    reused: dict[str, str] = field(default_factory=dict)
+    # entries whose scores come from that evaluation, too
+    reused_scores: set[int] = field(default_factory=set)
     made_at: float | None = None
     count: int = 0
     predicted_makespan_seconds: float = 0.0
@@ -334,7 +335,7 @@ class Plan:
     work_seconds_95: float = 0.0  # see `Planned`
     load_seconds_95: float = 0.0
     sigma: float = 0.0
-    workers: int = 0  # metric workers that the plans are worth; 0: not predicted
+    workers: int = 0  # metric workers that the plans justify; 0: not predicted
 
 
 @dataclass(slots=True, kw_only=True)
@@ -353,18 +354,18 @@ class Ending:
     """Part of `ending`."""
 
     phase: Phase = Phase.RUNNING
-    reason: str = ""  # why it ends before its work is done; "" where it does not
-    inference_only: bool = False  # `reason` concerns inference alone: entries with all responses are scored
-    no_scores: bool = False  # `reason` takes the scores of entries that have one, too
-    cancelled: str = ""  # a person's reason
+    reason: str = ""  # why it ends before its work is done; "": it does not
+    inference_only: bool = False  # `reason` applies to inference only: entries with all responses are scored
+    no_scores: bool = False  # `reason` also drops existing scores
+    cancelled: str = ""  # reason given by the person who cancelled it
     retried: bool = False  # by a person, after it had ended
-    retry_waits: bool = False  # a retry was asked for while it was ending: it begins at the end
+    retry_waits: bool = False  # a retry was requested while it was ending: it begins at the end
     ended_at: float | None = None  # unix seconds
 
     def close(
         self, reason: str, *, inference_only: bool = False, no_scores: bool = False, instead: bool = False
     ) -> None:
-        """End for this reason. The first reason stands, unless this one comes `instead`, or takes scores."""
+        """End for this reason. The first reason is kept, unless this one comes `instead` or drops scores."""
         if not self.reason or instead or no_scores:
             self.reason, self.inference_only, self.no_scores = reason, inference_only, no_scores
             self.phase = max(self.phase, Phase.CLOSING)
@@ -372,13 +373,13 @@ class Ending:
 
 @dataclass(slots=True, kw_only=True)
 class State:
-    """All of one evaluation."""
+    """The complete state of one evaluation."""
 
     record: EvaluationRecord
     entries: list[EntryState]
     batch_size: int | Literal["auto"]
     token_budget: int | Literal["auto"] | None = None  # of fast mode
-    seen: set[tuple[str, str]] = field(default_factory=set)  # (kind, name) of outcomes taken in
+    seen: set[tuple[str, str]] = field(default_factory=set)  # (kind, name) of outcomes already handled
     warnings: list[str] = field(default_factory=list)
     conversion: Conversion = field(default_factory=Conversion)
     builds: Builds = field(default_factory=Builds)
@@ -395,18 +396,18 @@ class State:
         return self.record.evaluation_id
 
     def cut_of(self, entry: EntryState) -> str:
-        """The cut of an entry's requests, as `records.cut_of`."""
+        """Return the cut of an entry's requests, as `records.cut_of`."""
         budget = entry.token_budget or self.token_budget
         return cut_of(self.record.suite, entry.index, self.batch_size, budget)
 
     @property
     def ended_at(self) -> float | None:
-        """Unix seconds; None while it goes on."""
+        """Unix seconds; None while it is not over."""
         return self.ending.ended_at
 
     @property
     def converted_digest(self) -> str | None:
-        """Digest of the announced checkpoint, which names its converted copy; None where none is converted."""
+        """Digest of the announced checkpoint, which names its converted copy; None without a conversion."""
         announced = self.conversion.announced
         return None if announced is None else announced.digest
 
@@ -421,12 +422,12 @@ class State:
 
     @property
     def plans_later(self) -> bool:
-        """No shard is to do, and a plan is to come: it may be worth any number of lanes."""
+        """Whether no shard is to do but a plan is to come, which may need any number of lanes."""
         return not self.shards.todo and (self.plan_to_come or not self.shards.leaves)
 
     @property
     def plan_to_come(self) -> bool:
-        """Is an entry not built, or not planned?"""
+        """Whether an entry is not built, or not planned."""
         return bool(self.unbuilt or self.unplanned)
 
     @property
@@ -435,23 +436,23 @@ class State:
 
     @property
     def unplanned(self) -> list[EntryState]:
-        """Built entries of which a leaf task is not planned."""
+        """Built entries with an unplanned leaf task."""
         return [e for e in self.entries if e.status == "built" and len(e.leaves) < len(e.sets)]
 
     @property
     def can_work(self) -> bool:
-        """Its checkpoint and request sets are known, and its end has not begun: nodes and workers are of use."""
+        """Whether nodes and workers are of use: checkpoint and request sets are known, and the end has not begun."""
         return self.builds.looked_up and self.conversion.status in ("none", "done") and not self.winding_down
 
     @property
     def waits_for_workers(self) -> bool:
-        """Metric jobs are open, and no worker is there or on its way."""
+        """Whether metric jobs are open and no worker runs or is on its way."""
         if not self.scoring.outstanding or not self.can_work:
             return False
         return not self.scoring.workers
 
     def wakes(self, now: float) -> bool:
-        """Is a pause over for which something waits? An evaluation that waits for it alone has no other event."""
+        """Return whether a pause that something waits for is over. An evaluation that waits only for that has no other event."""
         times = [self.jobs.by_name[name].refusals for name in self.jobs.held]
         if self.can_work and any(entry.status == "unbuilt" for entry in self.entries):
             times += [self.builds.fruitless] if self.builds.fruitless.failures else []
@@ -476,7 +477,7 @@ class State:
         return [info for info in self.jobs.live.values() if info.job.purpose == purpose]
 
     def jobs_on(self, node: str) -> list[JobInfo]:
-        """Jobs for this node that have not ended."""
+        """Return the jobs for this node that have not ended."""
         return [info for info in self.jobs.live.values() if info.job.node == node]
 
     @property
@@ -499,7 +500,7 @@ class State:
 
     @property
     def cpu_slots(self) -> int:
-        """Cores of the metric workers that the plans are worth (the most, where nothing was predicted)."""
+        """Cores of the metric workers that the plans justify (the maximum, if nothing was predicted)."""
         options = self.record.options
         return max(1, (self.plan.workers or options.workers) * options.metric.cpus)
 
@@ -509,7 +510,7 @@ class State:
 
     @property
     def waits_until(self) -> float | None:
-        """Unix seconds at which the first node returns, while there is work and all nodes are in back-off; None otherwise."""
+        """Unix seconds at which the first node returns, while there is work and all nodes are in back-off; otherwise None."""
         if not (self.shards.todo or self.plans_later) or self.winding_down:
             return None
         times = [n.back_off_until for n in self.nodes.by_name.values() if n.status == "back-off"]

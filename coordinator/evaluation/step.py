@@ -1,25 +1,25 @@
 """One evaluation as a state machine: `step(state, site, events) -> Step(events, actions)`. Pure.
 
-What it is. An evaluation is one checkpoint and one suite. Everything that happens to it is an event: a person asked for
+An evaluation is one checkpoint and one suite. Everything that happens to it is an event: a person asked for
 something, a job started or ended, an outcome file or a response record appeared. `step` takes the events of one look,
-records them in the state, and returns what shall be done now. It reads no clock, file, process or queue; time comes with
-the event. The journal is the list of all events, and replaying it gives the same state.
+records them in the state, and returns the actions to perform now. It reads no clock, file, process or queue; time comes
+with the event. The journal is the list of all events, and replaying it gives the same state.
 
-How it is cut. The state has one part for each subject, and each subject is a module that owns its part:
+The state has one part per subject, owned by the module of that name:
 
     builds       the converted checkpoint, the request sets               jobs, job_ends   the life of a job on the cluster
     shards       the plan, responses, the work queue                      nodes            offers, staging, back-off, prefetch
     scoring      metric jobs and their workers                            trials           model loads on lanes of nodes
     ending       reasons to end, results, retries
 
-A module has handlers and rules. A handler takes the state and an event, and changes the state. A rule looks at the state,
-changes nothing, and returns what is due: actions for the runner, and events that say what was decided (a job is intended, a
-node is in back-off, an entry has failed). A handler may return the same where an event calls for an answer. `step` applies
-such events at once, so that each rule sees what those before it decided. The two tables below name the handler of every
-event and every outcome file. An action follows from what is known, not from the order in which it was learnt; a rule that
-is asked twice has nothing the second time; and a restart needs no path of its own. The rules are asked once a look, and
-count what they need of nodes, idle trials and entries; those of builds, nodes and trials only after events that can change
-what they find (`_changes_work`). No event looks at all jobs, trials or shards that were ever there.
+A module has handlers and rules. A handler takes the state and an event, and changes the state. A rule reads the state,
+changes nothing, and returns what is due: actions for the runner, and events that record decisions (a job is intended, a node
+is in back-off, an entry has failed). A handler may return the same. `step` applies such events at once, so that each rule
+sees the decisions of those before it. The two tables below name the handler of every event and every outcome file. Actions
+follow from what is known, not from the order in which it was learned; a rule that is asked again has nothing more to do; and
+a restart needs no path of its own. Rules are asked once per look, and count the nodes, idle trials and entries that they
+need; those of builds, nodes and trials only after events that can change their result (`_changes_work`). No event scans all
+jobs, trials or shards that ever existed.
 
 The phases of an evaluation (`state.Phase`):
 
@@ -46,24 +46,23 @@ and a job through
 
       intended -> submitted -> ended                             intended -> uncertain -> submitted or intended
 
-A worked example. `Accepted` makes the state and asks for `FindRequestSets`. `RequestSetsFound` says that nothing is on
-disk: the rule of `builds` intends a build job. Its `Built` outcome makes the entry "built". Meanwhile `NodesOffered` came,
+A worked example. `Accepted` creates the state and requests `FindRequestSets`. `RequestSetsFound` reports that nothing is on
+disk: the rule of `builds` intends a build job. Its `Built` outcome makes the entry "built". Meanwhile `NodesOffered` arrived,
 and the rule of `nodes` intended a precursor, which stages the weights on the node with one CPU and no GPU. The rule of
-`shards` asks for `FindResponses` (has an earlier evaluation answered these requests?), and after `ResponsesFound` for
-`MakePlan`. `Planned` brings the shards: the queue is filled. Once the `Staged` outcome has made the node "ready", the rule
-of `trials` intends one trial a lane. `JobStarted` follows, and the rule of `scoring` intends workers. Trials pull shards
-from Redis; what they leave in response files comes back as `ShardsDumped`. When an entry lacks nothing, `scoring` enqueues
-its score job; the weights are released as soon as no shard is left. `Scored` makes the entry "scored". Now every entry
-is, and `ending` asks for `WriteResults`, which is answered by `ResultsWritten`. The last `JobEnded` ends the evaluation.
+`shards` requests `FindResponses` (has an earlier evaluation answered these requests?), and after `ResponsesFound` it requests
+`MakePlan`. `Planned` brings the shards, and the queue is filled. Once the `Staged` outcome has made the node "ready", the
+rule of `trials` intends one trial per lane. `JobStarted` follows, and the rule of `scoring` intends workers. Trials pull
+shards from Redis; the records that they write to response files return as `ShardsDumped`. When an entry is complete,
+`scoring` enqueues its score job; the weights are released as soon as no shard is left. `Scored` makes the entry "scored".
+When every entry is, `ending` requests `WriteResults`, answered by `ResultsWritten`. The last `JobEnded` ends the evaluation.
 
-Failures come as the same events. A submission that timed out is "uncertain" until a listing shows the job or
-does not. A trial that dies without an outcome gives its claims back; `job_ends` decides between its node and its
-shard. A node that fails is left alone for a while; what no other node can mend ends the evaluation with its reason.
+Failures arrive as the same events. A submission that timed out is "uncertain" until a listing shows the job, or fails to. The
+claims of a trial that dies without an outcome are returned; `job_ends` charges its node or its shard. A failing node is left
+alone for a while; a failure that no other node can avoid ends the evaluation with its reason.
 
-What is decided is decided once. The runner writes the events, and behind them those that were decided, into the journal
-before it performs an action. A replay is `apply` for each line: it asks no rule, so that no constant of
-today decides the past anew, and passes over what handlers return. If the process died before the decisions were written, the
-next live event finds them still due.
+A decision is made once. Before it performs an action, the runner journals the events followed by those that were decided. A
+replay calls `apply` for each line: it asks no rule, so that today's constants do not decide the past again, and ignores what
+handlers return. If the process died before the decisions were written, they are still due at the next live event.
 """
 
 from __future__ import annotations
@@ -93,8 +92,8 @@ from evaljobs.contract.engine_traits import PLANNED_BATCH, engine_traits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What follows from the events of a look: `events`, with those that were decided, go into the journal, then `actions` are
-    performed. `illegal`: events that could not follow, and why; they changed nothing.
+    """Result of `step`: `events`, including those just decided, go into the journal; then `actions` are performed. `illegal`:
+    events that could not follow, and why; they changed nothing.
     """
 
     events: tuple[ev.AnyEvent, ...] = ()
@@ -103,7 +102,7 @@ class Step:
 
 
 def start(event: ev.Accepted) -> tuple[State, list[Action]]:
-    """The state of a newly accepted evaluation."""
+    """Return the state of a newly accepted evaluation."""
     record = event.record
     entries = [
         EntryState(index=i, name=t.name, status="not asked" if t.name in record.not_asked else "unbuilt")
@@ -115,14 +114,14 @@ def start(event: ev.Accepted) -> tuple[State, list[Action]]:
     )
     state.nodes.content = record.checkpoint.content
     if state.batch_size == "auto" and engine_traits(record.model.engine).batches_itself:
-        state.batch_size = PLANNED_BATCH  # no trial is started to learn it
+        state.batch_size = PLANNED_BATCH  # no trial is started to probe it
     if why := record.options.host_why:
         state.warnings.append(f"each node is served by one job that holds its GPUs: {why}")
     return state, builds.begin_conversion(state)
 
 
 def step(state: State, site: Site, events: Iterable[ev.AnyEvent]) -> Step:
-    """Take in the events of one look, changing `state` in place."""
+    """Process the events of one look, changing `state` in place."""
     taken: list[ev.AnyEvent] = []
     actions: list[Action] = []
     illegal: list[tuple[ev.AnyEvent, str]] = []
@@ -149,7 +148,7 @@ def step(state: State, site: Site, events: Iterable[ev.AnyEvent]) -> Step:
 
 
 def apply(state: State, event: ev.AnyEvent) -> Due:
-    """Record one event, as a replay does with each line of a journal. A living coordinator takes what it returns."""
+    """Record one event, as a replay does for each line of a journal. Only a live coordinator uses the return value."""
     handler = _EVENTS.get(type(event))
     if handler is None:
         raise IllegalEventError(f"{event.kind} cannot come to a running evaluation")
@@ -157,8 +156,8 @@ def apply(state: State, event: ev.AnyEvent) -> Due:
 
 
 def _changes_work(state: State, event: ev.AnyEvent) -> bool:
-    """Can a build, a plan, a node or a trial be due after this event? Most events are answers and metric jobs, and change
-    none of them while more shards are to do than trials live.
+    """Return whether a build, a plan, a node or a trial may be due after this event. Most events, answers and metric jobs,
+    change none of them while more shards are to do than trials live.
     """
     if isinstance(event, ev.OutcomeSeen):
         return not isinstance(event.outcome, out.Executed | out.Scored)
@@ -171,7 +170,7 @@ def _changes_work(state: State, event: ev.AnyEvent) -> bool:
 
 
 def due(state: State, site: Site, now: float, *, work: bool = True) -> Due:
-    """All that the state calls for and that was not asked for yet. Each event is applied before the next is made. Without
+    """Return everything that is due and was not requested yet. Each event is applied before the next is computed. Without
     `work`, only metric jobs, their workers and the end.
     """
     yield from ending.close_due(state, now)
@@ -200,7 +199,7 @@ def _intended(state: State, event: ev.JobIntended) -> Due:
 
 
 def _outcome(state: State, event: ev.OutcomeSeen) -> Due:
-    """An outcome counts once: a coordinator that took over finds the files of its predecessor."""
+    """Handle an outcome once: a coordinator that took over finds the files of its predecessor."""
     outcome = event.outcome
     key = (outcome.kind, outcome.name)
     if key in state.seen:
@@ -220,7 +219,7 @@ def _prioritized(state: State, event: ev.PriorityAsked) -> Due:
 
 
 def _restarted(state: State, event: ev.Restarted) -> Due:
-    """Repeat what may be repeated, subject by subject."""
+    """Repeat everything repeatable, subject by subject."""
     jobs.restarted(state, event.at)
     found = builds.conversion_restarted(state)
     ends = ending.restarted(state, event.at)

@@ -1,7 +1,7 @@
-"""Trials: one model load each, on a lane of a node; submitted while shards are left that no living trial can hold.
+"""Trials: one model load each, on a lane of a node; submitted while there are shards that no living trial can hold.
 
-Rule: a trial exits by itself when the queue has nothing for it. One that dies gives its claims back, and its node or its
-shard answers for it (`job_ends`). Called from: `step`.
+Rule: a trial exits by itself when the queue has nothing for it. The claims of a dead trial are returned, and its node or its
+shard is charged (`job_ends`). Called from: `step`.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ def failed(state: State, outcome: Failed, at: float, cause: Diagnosis | None) ->
         return []
     info = state.jobs.by_name[trial.job]
     node = state.nodes.by_name.get(outcome.node or "")
-    if outcome.unstaged and node is not None:  # news even where the job's end was seen first
+    if outcome.unstaged and node is not None:  # news even if the job's end was seen first
         if node.hosted or node.precursor != info.precursor:
-            return actions  # a sibling has said so, or the precursor's own end
+            return actions  # a sibling has reported it, or the precursor has ended
         if node.status == "ready" and node.precursor in state.jobs.live:
             return actions + nodes.unseen(state, node, at)
     if not lived or trial.cancelled:
-        return actions  # its death has counted, or is the coordinator's doing
+        return actions  # its death has counted already, or the coordinator ended it
     return [*actions, *_charged(state, trial, outcome, cause, at)]
 
 
 def _charged(state: State, trial: Trial, outcome: Failed, cause: Diagnosis | None, at: float) -> Due:
-    """The failure counts against the memory that was asked for, its node's hardware, or as a death on its node."""
+    """Charge the failure to the memory requested, the node's hardware, or as a death on its node."""
     if outcome.memory_mb is not None:
         return job_ends.out_of_memory(state, trial, outcome.shard, at)
     if outcome.broken_weights:
@@ -86,14 +86,14 @@ def hung(state: State, event: TrialHung) -> Due:
     why = f"{event.trial} made no progress for {event.seconds:.0f} s"
     found: list[Any] = []
     if not trial.cancelled:
-        jobs.cancel_trial(state, trial.name)  # it counts now, and not at its end
+        jobs.cancel_trial(state, trial.name)  # counted now, not again at its end
         found += job_ends.died_with(state, info.job.node, event.shard, why, event.at)
     state.warnings.append(f"{why} and was ended")
     return [*found, _cancel(state, trial)] if info.job_id else found
 
 
 def straggle(state: State, event: StragglersFound) -> list[Action]:
-    """For the report, and so that no trial follows a straggler on its lane while others run."""
+    """Record a straggler, for the report and so that no trial follows it on its lane while others run."""
     for name, times in sorted(event.trials.items()):
         if name in state.trials.live and name not in state.trials.stragglers:
             state.trials.stragglers[name] = times
@@ -102,10 +102,10 @@ def straggle(state: State, event: StragglersFound) -> list[Action]:
 
 
 def trials_due(state: State, site: Site, now: float) -> Due:
-    """As many trials as there are shards that no living trial can be holding, on the lanes that are free. One that was
-    cancelled holds its lane until its end is seen, and no shard.
+    """Submit as many trials as there are shards that no living trial can hold, on free lanes. A cancelled trial occupies its
+    lane until its end is seen, but holds no shard.
 
-    Without stealing, a trial for each free lane whose own shards are to do. Where slots are no GPUs, trials load while few
+    Without stealing, each free lane whose own shards are to do gets a trial. If slots are not GPUs, trials load while few
     documents are built.
     """
     probing = state.batch_size == "auto"
@@ -113,7 +113,7 @@ def trials_due(state: State, site: Site, now: float) -> Due:
     if not state.shards.leaves and not probing:
         if not (state.record.options.early_trials and builds.end_soon(state)):
             return
-        wanted = state.lanes_in_use  # they load meanwhile, and wait for the queue
+        wanted = state.lanes_in_use  # load meanwhile, and wait for the queue
     need, steals = wanted - state.able_trials, probing or state.record.options.plan.steals
     if steals and need < 0 and (pending := _cancellable(state)):
         # trials that wait for no shard hold nothing yet: the newest of them go first
@@ -131,7 +131,7 @@ def trials_due(state: State, site: Site, now: float) -> Due:
     for node in sorted(free, key=lambda n: n.deaths):
         lanes = _free_lanes(node, shunned, own)[:need]
         need -= len(lanes)
-        # one job of a trial per lane, or several where the site takes only small arrays
+        # one job of a trial per lane, or several if the site only accepts small arrays
         size = state.record.options.array_size or len(lanes)
         for first in range(0, len(lanes), size or 1):
             yield trial_job(state, site, node, lanes[first : first + size], now)
@@ -140,7 +140,7 @@ def trials_due(state: State, site: Site, now: float) -> Due:
 
 
 def _cancellable(state: State) -> list[str]:
-    """Living trials that the cluster has and has not started, and that nothing has cancelled, the oldest first."""
+    """Return living, submitted, unstarted trials that nothing has cancelled, oldest first."""
     its = ((t.name, state.jobs.by_name[t.job]) for t in state.trials.idle.values() if not t.cancelled)
     return [name for name, info in its if info.phase == "submitted" and info.job.purpose == "trial"]
 
@@ -150,12 +150,12 @@ def _free_lanes(node: NodeUse, shunned: set[str], own: set[str] | None) -> list[
     free = [name for name in node.lane_names if name not in busy and name not in shunned]
     if own is not None:
         free = [name for name in free if name in own]
-    # a lane that was preempted is gone, whichever number it bore
+    # a preempted lane is gone, whatever its number
     return free[: max(0, node.lanes - len(busy))]
 
 
 def _shunned(state: State) -> set[str]:
-    """Lanes of stragglers, for as long as another trial runs: the next trial there might get the same slow GPU."""
+    """Return the lanes of stragglers while another trial runs: the next trial there might get the same slow GPU."""
     if not state.trials.stragglers or len(state.trials.live) == len(state.trials.idle):
         return set()
     return {state.trials.by_name[name].lane for name in state.trials.stragglers}

@@ -1,5 +1,4 @@
 """Everything before an evaluation exists: notices, pending checkpoints, suites, validation.
 
-Rule: input that will fail is refused here, before anything is written or submitted. Start with
-`validate.py`.
+Rule: input that would fail is refused here, before anything is written or submitted. Start with `validate.py`.
 """

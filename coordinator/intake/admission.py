@@ -1,8 +1,8 @@
-"""Checks what a notice names: suites and folders of a member must be allowed by the operator's settings.
+"""Checks of notices: the operator's settings must allow the suites and folders of members.
 
-Rule: a suite or a checkpoint may run code. So a member of the group that shares the work folder names a shipped
-suite, or one of `[watch] suites`, and a checkpoint below `[watch] roots` or a watched folder. The work folder's own
-user names any. Called by `service`.
+Rule: a suite or a checkpoint may run code. A member of the group that shares the work folder may therefore only name a
+shipped suite or one of `[watch] suites`, and a checkpoint below `[watch] roots` or a watched folder. The work folder's own
+user may name any. Called by `service`.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from evaljobs.contract.specs import SuiteSpec
 
 
 class NotAdmittedError(OperatorError):
-    """A notice names what the settings do not allow: a refusal for good."""
+    """A notice names something that the settings do not allow; it is refused for good."""
 
 
 def no_place(config: Config) -> str:
-    """What becomes of members' checkpoints where no folder for them is set; "" where one is, or there are no members."""
+    """Return a warning if members have no folder for their checkpoints; "" if one is set, or there are no members."""
     if config.shared_group is None or config.watch.roots or config.watch.folders:
         return ""
     return "neither [watch] roots nor folders is set: checkpoints of members of shared_group will be refused"
 
 
 def missing_places(watch: WatchConfig) -> list[str]:
-    """A sentence for each folder of `[watch]` that is not there; a glob may match later."""
+    """Return a sentence for each folder of `[watch]` that is missing; a glob may match later."""
     return [
         f"[watch] {key}: {place} does not exist"
         for key, places in (("roots", watch.roots), ("folders", watch.folders))
@@ -42,7 +42,7 @@ def missing_places(watch: WatchConfig) -> list[str]:
 
 
 def may_be_there(place: str | Path) -> bool:
-    """False where there is no such path. True where storage fails or denies access: the path may exist."""
+    """Return False if the path does not exist. True if storage fails or denies access, since it may exist."""
     try:
         Path(place).stat()
     except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -53,7 +53,7 @@ def may_be_there(place: str | Path) -> bool:
 
 
 def loaded_suites(watch: WatchConfig, source: Callable[[str], str] = lambda _key: "") -> list[SuiteSpec]:
-    """The suites that `[watch]` names. OperatorError names the key; `source`: key -> "FILE, line N"."""
+    """Return the suites that `[watch]` names. Raise OperatorError, which names the key; `source`: key -> "FILE, line N"."""
     try:
         suite_files(watch)
     except OperatorError as error:
@@ -68,7 +68,7 @@ def loaded_suites(watch: WatchConfig, source: Callable[[str], str] = lambda _key
 
 
 def suite_files(watch: WatchConfig) -> dict[str, str]:
-    """Name in a notice -> suite file of `[watch]`. OperatorError where a name means two suites."""
+    """Return name in a notice -> suite file of `[watch]`. Raise OperatorError if a name means two suites."""
     shipped = dict.fromkeys((*suites.names(), "default"), "a shipped suite")
     found: dict[str, str] = {}
     for file in map(str, watch.suites):
@@ -86,7 +86,7 @@ def suite_files(watch: WatchConfig) -> dict[str, str]:
 def admitted_suite(
     notice: Notice, watch: WatchConfig, files: Mapping[str, str], *, own: bool = False
 ) -> str | SuiteSpec:
-    """The suite, shipped suite or suite file of a notice; `files`: from `suite_files`. `own`: any of these. NotAdmittedError."""
+    """Return the suite or suite file of a notice; `files`: from `suite_files`. `own`: allow any. Raise NotAdmittedError."""
     name = notice.suite
     if notice.spec is not None:
         if own:
@@ -111,22 +111,22 @@ def admitted_suite(
 
 
 def check_place(checkpoint: str, watch: WatchConfig) -> None:
-    """NotAdmittedError unless the resolved folder is below `[watch] roots` or `folders`."""
+    """Raise NotAdmittedError unless the resolved folder is below `[watch] roots` or `folders`."""
     roots = (*watch.roots, *watch.folders)
     try:
         place = Path(checkpoint).resolve()
         if any(_is_below(place, root) for root in roots):
             return
-    except (OSError, RuntimeError, ValueError) as error:  # links in a circle, a name with a NUL
-        raise NotAdmittedError(f"{checkpoint}: no folder that can be looked up ({error})") from error
+    except (OSError, RuntimeError, ValueError) as error:  # circular links, a name with a NUL
+        raise NotAdmittedError(f"{checkpoint}: not a valid path ({error})") from error
     named = f"any of [watch] roots and folders ({', '.join(map(str, roots))})" if roots else "[watch] roots"
     raise NotAdmittedError(
-        f"{place} is not below {named}: set roots to the folder that training writes its checkpoints to and start the daemon anew"
+        f"{place} is not below {named}: set roots to the folder that training writes its checkpoints to and restart the daemon"
     )
 
 
 def _is_below(place: Path, root: Path) -> bool:
-    """Is `place` below `root`? A glob is matched part by part from its first pattern on."""
+    """Return whether `place` is below `root`. A glob is matched component by component from its first pattern on."""
     parts = root.parts
     fixed = next((i for i, part in enumerate(parts) if any(c in part for c in "*?[")), len(parts))
     base, patterns = Path(*parts[:fixed]).resolve().parts, parts[fixed:]

@@ -1,8 +1,8 @@
-"""What suites, tasks and groups there are and what each holds, for `evalspan ls` and `validate`.
+"""Catalogue of suites, tasks and groups and their contents, for `evalspan ls` and `validate`.
 
-Rule: an answer in a second: counts and places are read from YAML files, local data and the Hugging
-Face cache. Whether a task loads is `validate.check_tasks`' question. lm-eval's own tasks are described
-once a version by the trial interpreter, in the work folder's cache.
+Rule: answers within a second: counts and locations come from YAML files, local data and the Hugging Face cache. Whether a
+task loads is up to `validate.check_tasks`. The trial interpreter describes lm-eval's own tasks once per version, in the work
+folder's cache.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from evaljobs.lmeval.source_files import prepared_data
 from evaljobs.lmeval.task_paths import LOADERS
 from evaljobs.lmeval.task_yaml import index_of
 
-DESCRIBE_SECONDS = 300  # longest wait for the description of lm-eval's 14,000 tasks
+DESCRIBE_SECONDS = 300  # longest time to describe lm-eval's 14,000 tasks
 GROUPS = ("group", "tag")
 
 Known = Mapping[str, Described]
 
 
 def own_tasks(site: Site, lm_eval: str) -> dict[str, Described]:
-    """lm-eval's own tasks, groups and tags. OperatorError where the trial interpreter cannot list them."""
+    """Return lm-eval's own tasks, groups and tags. Raise OperatorError if the trial interpreter cannot list them."""
     place = task_catalogue(site.paths.cache, lm_eval)
     rows = kept(place)
     if rows is None:
@@ -50,12 +50,12 @@ def own_tasks(site: Site, lm_eval: str) -> dict[str, Described]:
 
 
 def with_folders(known: Known, folders: Iterable[str | Path]) -> Known:
-    """Also the tasks that these folders define; they have precedence."""
+    """Add the tasks that these folders define; they take precedence."""
     return {**known, **describe(index_of(map(str, folders)))}
 
 
 def matching(pattern: str, names: Iterable[str]) -> list[str]:
-    """Names that a glob, or else a part of a name, selects, sorted; upper and lower case are one."""
+    """Return the names that a glob, or otherwise a substring, selects, sorted and ignoring case."""
     wanted = pattern.lower()
     if not any(c in wanted for c in "*?["):
         wanted = f"*{wanted}*"
@@ -63,13 +63,13 @@ def matching(pattern: str, names: Iterable[str]) -> list[str]:
 
 
 def nearest(pattern: str, names: Iterable[str]) -> str:
-    """The nearest names, for a message; "" where none is near."""
+    """Return the nearest names, for a message; "" if none is near."""
     near = difflib.get_close_matches(pattern.strip("*"), list(names), n=5, cutoff=0.5)
     return f" (nearest: {', '.join(near)})" if near else ""
 
 
 def leaves(name: str, known: Known) -> list[str]:
-    """Tasks that a task, group or tag holds, each once; names that are not known stay as they are."""
+    """Return the tasks of a task, group or tag, each once; unknown names are kept as they are."""
     found: dict[str, None] = {}
     seen: set[str] = set()
     waiting = [name]
@@ -92,16 +92,16 @@ class Holding:
     task: str
     tasks: int  # leaf tasks
     num_fewshot: int | None  # None: differs between leaf tasks
-    documents: int | None  # None: not known before the data are here
-    at_most: bool  # documents counts rows, or a limit, of which a function may leave out some
+    documents: int | None  # None: unknown until the data are downloaded
+    at_most: bool  # documents is a count of rows, or a limit; a function may leave some out
     kinds: tuple[str, ...]
     metrics: tuple[str, ...]
     data: str  # "local", "cached", "function" (made by code), "unknown", or "missing" (see `missing`)
-    missing: tuple[str, ...] = ()  # data sets to fetch, or local files that are not there
+    missing: tuple[str, ...] = ()  # data sets to fetch, or missing local files
 
 
 def holding(entry: TaskEntry, known: Known, env: Mapping[str, str]) -> Holding:
-    """What an entry of a suite holds on this machine."""
+    """Return what an entry of a suite contains on this machine."""
     under = leaves(entry.name, known)
     tasks = [known[name] for name in under if name in known]
     shots = {task.num_fewshot if entry.num_fewshot is None else entry.num_fewshot for task in tasks}
@@ -124,7 +124,7 @@ def holding(entry: TaskEntry, known: Known, env: Mapping[str, str]) -> Holding:
 
 
 def holdings(suite: SuiteSpec, own: Known, env: Mapping[str, str] = os.environ) -> list[Holding]:
-    """What a suite's tasks hold. `own`: lm-eval's own tasks."""
+    """Return what a suite's tasks contain. `own`: lm-eval's own tasks."""
     known = with_folders(own, suite.include_path)
     return [holding(entry, known, env) for entry in suite.tasks]
 
@@ -138,7 +138,7 @@ def _place(task: Described) -> str:
 
 
 def _missing(task: Described, env: Mapping[str, str]) -> list[str]:
-    """Data of a task that are not on this machine: files, or the Hub's data set."""
+    """Return data of a task missing on this machine: files, or the Hub's data set."""
     place = _place(task)
     if place == "local":
         return [file for file in task.files if "://" not in file and not _matches(file)]
@@ -155,7 +155,7 @@ def _documents(task: Described, limit: float | None, env: Mapping[str, str]) -> 
 
 
 def _lines(files: Sequence[str]) -> int | None:
-    """Lines of JSON-lines files; None for other files and where one is missing."""
+    """Count the lines of JSON-lines files; None for other files or if one is missing."""
     places = [match for file in files for match in _matches(file)]
     if not places or not all(place.suffix == ".jsonl" for place in places):
         return None
@@ -171,7 +171,7 @@ def _matches(file: str) -> list[Path]:
 
 
 def _prepared(task: Described, env: Mapping[str, str]) -> list[Path]:
-    """What `datasets` keeps of a prepared data set's subset: its dataset_info.json, newest last."""
+    """Return the dataset_info.json files that `datasets` keeps of a prepared data set's subset, newest last."""
     return sorted(
         prepared_data(task.dataset, env).glob(f"{glob.escape(task.subset) or '*'}*/*/*/dataset_info.json")
     )

@@ -1,8 +1,7 @@
-"""Inspects a checkpoint's folder: the files that inference needs, and whether they are complete.
+"""Inspection of a checkpoint's folder: the files that inference needs, and whether they are complete.
 
-Rule: reads names, sizes, JSON and safetensors headers, never weights. A folder that no trial could
-load is refused in one line before anything is submitted. Weights are selected in transformers'
-order.
+Rule: reads names, sizes, JSON and safetensors headers, never weights. A folder that no trial could load is refused in one
+line before anything is submitted. Weights are selected in transformers' order.
 """
 
 from __future__ import annotations
@@ -64,27 +63,28 @@ SMALL_FILES = (
     "hf_quant_config.json",
 )
 TOKENIZERS = ("tokenizer*.json", "tokenizer.model*", "vocab*", "spiece.model", "tekken.json", "*.tiktoken")
-_ENDS = r"(?![0-9a-zA-Z]|[.,][0-9])"  # the number is whole: not that of 1e3, 20k, 3,000 or 0.5
+_ENDS = r"(?![0-9a-zA-Z]|[.,][0-9])"  # the complete number: not part of 1e3, 20k, 3,000 or 0.5
 _STEP = re.compile(
     rf"(?:step|iter(?:ation)?|checkpoint|ckpt|(?<![a-z])ba)s?[-_=]?([0-9]+){_ENDS}", re.IGNORECASE
 )
 _EPOCH = re.compile(rf"epochs?[-_=]?([0-9]+){_ENDS}", re.IGNORECASE)
 _ALONE = re.compile(r"^([0-9]+)(?:[-_][a-zA-Z]+)*$")
-LOADED_AT_ONCE = 4  # tensors that transformers reads and converts side by side
-MOST_TENSORS = 1_000_000  # of all weight files together; a model of 10**12 parameters has some 10**5
-MOST_TEXT = 1000  # most characters of an error
+LOADED_AT_ONCE = 4  # tensors that transformers reads and converts concurrently
+MOST_TENSORS = 1_000_000  # in all weight files; a model of 10**12 parameters has some 10**5
+MOST_TEXT = 1000  # characters of an error
 Headers = Mapping[str, Header]  # by file
 WRAPPERS = frozenset(trained_values.WRAPPERS)
-DDP = "module."  # begins the names of a model in DistributedDataParallel
-PEFT = "base_model.model."  # begins the names of an adapter
-UNFINISHED = ("*.tmp", "*.part", "*.incomplete", "*.lock")  # files of writers that still write, or died
+DDP = "module."  # prefix of tensor names in DistributedDataParallel
+PEFT = "base_model.model."  # prefix of tensor names in an adapter
+# files of writers that are still writing, or have died
+UNFINISHED = ("*.tmp", "*.part", "*.incomplete", "*.lock")
 
 
 class CheckpointError(OperatorError):
-    """A folder that cannot be evaluated. One line: what is wrong and what to do."""
+    """A folder that cannot be evaluated. One line: what is wrong and how to fix it."""
 
     def __init__(self, text: str) -> None:
-        """`text` may quote a file: it is shortened and shown as one line."""
+        """Shorten `text` to one printable line, since it may quote a file."""
         short = text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}…"
         super().__init__("".join(c if c.isprintable() else "?" for c in short))
 
@@ -99,9 +99,9 @@ def inspect(
 ) -> CheckpointSpec:
     """Describe the checkpoint in `path`: the files that inference needs, their sizes, and its identity (no full read).
 
-    `allow_bin` accepts pytorch_model.bin, which loading unpickles. `convert`: command for training's own format. `step`
-    None: from the folder's name; digits of a commit's hash are none. `weights`: False leaves them out, also
-    where there are none: request sets depend on config and tokenizer alone. Raises CheckpointError.
+    `allow_bin` accepts pytorch_model.bin, which loading unpickles. `convert`: command for training's own format. `step` None:
+    taken from the folder's name, but not from digits of a commit hash. `weights`: False leaves them out, even if there are
+    none, since request sets depend only on config and tokenizer. Raises CheckpointError.
     """
     folder = _resolved(Path(path))
     if step is None and not is_snapshot(str(folder)):
@@ -128,7 +128,7 @@ def inspect(
 
 
 def beside(path: Path) -> str:
-    """The folders beside a missing one, the most alike first, in brackets; "" where there is none, or none may be read."""
+    """Return the siblings of a missing folder in parentheses, the most similar first; "" if none can be read."""
     try:
         names = [each.name for each in os.scandir(path.absolute().parent) if each.is_dir()]
     except OSError:
@@ -138,7 +138,7 @@ def beside(path: Path) -> str:
 
 
 def _resolved(path: Path) -> Path:
-    """The folder that `path` names. CheckpointError where it is missing or unreadable."""
+    """Return the folder that `path` names. Raise CheckpointError if it is missing or unreadable."""
     try:
         folder = path.resolve(strict=True)
         there = folder.is_dir()
@@ -149,8 +149,8 @@ def _resolved(path: Path) -> Path:
         ) from error
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from error
-    except (ValueError, RuntimeError) as error:  # no UTF-8 name; links in a circle
-        raise CheckpointError(f"{path}: no folder that could be named to a job ({error})") from error
+    except (ValueError, RuntimeError) as error:  # not UTF-8; circular links
+        raise CheckpointError(f"{path}: not a path that a job could use ({error})") from error
     if not there:
         raise CheckpointError(f"{path}: is a file, not a folder: name the checkpoint's folder")
     if CONTROL.search(str(folder)):
@@ -164,15 +164,13 @@ def _refusing(folder: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise CheckpointError(
-            f"{error.filename}: it vanished during the inspection of the checkpoint"
-        ) from error
+        raise CheckpointError(f"{error.filename}: disappeared while the checkpoint was inspected") from error
     except BadWeights as error:
         raise CheckpointError(f"{folder}: {error}") from error
     except UnicodeError as error:
-        raise CheckpointError(f"{folder}: a file's name is no text (UTF-8)") from error
+        raise CheckpointError(f"{folder}: a file name is not valid UTF-8") from error
     except RecursionError as error:
-        raise CheckpointError(f"{folder}: a JSON file of it is nested too deeply") from error
+        raise CheckpointError(f"{folder}: one of its JSON files is nested too deeply") from error
     except OSError as error:
         raise CheckpointError(f"{error.filename or folder}: {error.strerror}") from error
 
@@ -188,24 +186,24 @@ def _inspect_raw(folder: Path, convert: str, step: int | None) -> CheckpointSpec
         raise CheckpointError(f"{folder}: {why}")
     files = tuple(_describe(folder, name, {}) for name in names)
     if not any(f.size for f in files):
-        raise CheckpointError(f"{folder}: holds nothing to convert")
+        raise CheckpointError(f"{folder}: contains nothing to convert")
     rows = [(f.name, f.size, f.mtime_ns, fingerprint(folder / f.name).hex()) for f in files]
     digest = hashlib.sha256(json.dumps([convert, *rows]).encode()).hexdigest()[:32]
     return CheckpointSpec(source=str(folder), digest=digest, files=files, step=step)
 
 
 def half_written(names: Iterable[str]) -> str:
-    """What tells that a save has not ended, by the paths of a checkpoint's files; "" where nothing does. Pure."""
+    """Return evidence that a save is incomplete, from the paths of a checkpoint's files; "" if there is none. Pure."""
     if unfinished := [n for n in names if any(fnmatch.fnmatch(n, f"*{u}") for u in UNFINISHED)]:
         return f"{min(unfinished)} looks unfinished"
     ends = {n.rpartition("/")[2] for n in names}
     if any(n.endswith(".distcp") for n in ends) and ".metadata" not in ends:
-        return "incomplete, its .metadata (written last) is not there"
+        return "incomplete: .metadata (written last) is missing"
     return ""
 
 
 def is_hugging_face(path: str | Path) -> bool:
-    """Is the folder, perhaps half-written, in Hugging Face format, which needs no conversion?"""
+    """Return whether the folder, even if half-written, is in Hugging Face format and needs no conversion."""
     folder = Path(path)
     weights = ("model.safetensors", "model.safetensors.index.json")
     there = [os.path.exists(folder / name) for name in ("config.json", *weights)]  # noqa: PTH110 (False in a private folder)
@@ -213,38 +211,39 @@ def is_hugging_face(path: str | Path) -> bool:
 
 
 def step_of(name: str) -> int | None:
-    """The training step in a checkpoint folder's name, e.g. 300 of "iter_0000300", "step-300-hf", "ep0-ba300" or "300".
+    """Return the training step in a checkpoint folder's name, e.g. 300 of "iter_0000300", "step-300-hf", "ep0-ba300" or
+    "300".
 
-    The number follows a word for a step (else for an epoch), or begins a name without another. So a number of the
-    model's own name, as in "gpt2" or "Qwen3-8", and a date are none.
+    The number follows a word for a step (otherwise for an epoch), or begins a name without such a word. Numbers of a model's
+    own name, as in "gpt2" or "Qwen3-8", and dates do not count.
     """
     found = _STEP.findall(name) or _EPOCH.findall(name) or _ALONE.findall(name)
     return int(found[-1]) if found else None
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object of a checkpoint's folder; CheckpointError where it is none."""
+    """Read a JSON object of a checkpoint's folder. Raise CheckpointError for anything else."""
     try:
         if path.stat().st_size > HEADER_LIMIT:
-            raise CheckpointError(f"{path}: longer than {HEADER_LIMIT >> 20} MiB, which no such file is")
+            raise CheckpointError(f"{path}: longer than {HEADER_LIMIT >> 20} MiB, too long for such a file")
         value = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: no valid JSON (half-written?); save the checkpoint again") from error
+        raise CheckpointError(f"{path}: not valid JSON (half-written?); save the checkpoint again") from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: holds no JSON object")
+        raise CheckpointError(f"{path}: not a JSON object")
     return value
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """The model's config, of a causal language model."""
+    """Read the model's config, which must be of a causal language model."""
     if not (folder / "config.json").is_file():
         inside = sorted((one.parent.name for one in folder.glob("*/config.json")), key=lambda n: (len(n), n))
         hint = (
-            "it holds an adapter: merge it into its model first"
+            "it contains an adapter: merge it into its model first"
             if (folder / "adapter_config.json").is_file()
-            else "it holds GGUF files: name the Hugging Face folder that they were converted from"
+            else "it contains GGUF files: name the Hugging Face folder that they were converted from"
             if any(folder.glob("*.gguf"))
-            else f"it holds {', '.join(inside[-5:])}: name one of them"
+            else f"it contains {', '.join(inside[-5:])}: name one of them"
             if inside
             else ""
         )
@@ -254,7 +253,7 @@ def _config(folder: Path) -> dict[str, Any]:
     auto_map = config.get("auto_map") or {}
     if not isinstance(architectures, list) or not isinstance(auto_map, dict):
         raise CheckpointError(
-            f"{folder / 'config.json'}: architectures is no list of names, or auto_map no table; save the checkpoint again"
+            f"{folder / 'config.json'}: architectures must be a list of names and auto_map a table; save the checkpoint again"
         )
     multimodal = isinstance(config.get("text_config"), dict)
     causal = any(
@@ -264,7 +263,7 @@ def _config(folder: Path) -> dict[str, Any]:
     if not causal and "AutoModelForCausalLM" not in auto_map:
         named = ", ".join(map(str, architectures)) or "nothing"
         raise CheckpointError(
-            f"{folder}: no causal language model (config.json's architectures name {named})"
+            f"{folder}: not a causal language model (architectures in config.json: {named})"
         )
     if kernel := _kernel_in(config):
         raise CheckpointError(
@@ -275,7 +274,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _kernel_in(config: Mapping[str, Any]) -> str:
-    """The hub repository that transformers would fetch a kernel from and run, by the config or a part of it; "" for none."""
+    """Return the hub repository whose kernel transformers would fetch and run, from the config or a part of it; "" if none."""
     for key, value in config.items():
         if isinstance(value, dict) and (found := _kernel_in(value)):
             return found
@@ -286,7 +285,7 @@ def _kernel_in(config: Mapping[str, Any]) -> str:
 
 
 def _weights(folder: Path, *, allow_bin: bool) -> tuple[list[str], Headers]:
-    """Names of the weight files, each checked against its own header and its index; the headers of safetensors."""
+    """Return the names of the weight files, checked against header and index, and the headers of safetensors."""
     for single, index in (
         ("model.safetensors", "model.safetensors.index.json"),
         ("pytorch_model.bin", "pytorch_model.bin.index.json"),
@@ -313,7 +312,7 @@ def _weights(folder: Path, *, allow_bin: bool) -> tuple[list[str], Headers]:
 
 
 def _headers(folder: Path, shards: Mapping[str, set[str]]) -> Headers:
-    """Headers of safetensors. `shards`: file -> tensors that the index says it holds."""
+    """Return the headers of safetensors. `shards`: file -> tensors that the index lists for it."""
     headers: dict[str, Header] = {}
     tensors: set[str] = set()
     for name, named in shards.items():
@@ -322,7 +321,7 @@ def _headers(folder: Path, shards: Mapping[str, set[str]]) -> Headers:
         except BadWeights as error:
             raise CheckpointError(f"{folder / name}: truncated or damaged, {error}") from error
         if missing := named - headers[name].tensors.keys():
-            raise CheckpointError(f"{folder / name}: lacks {min(missing)}, which the index says it holds")
+            raise CheckpointError(f"{folder / name}: {min(missing)} is missing, although the index lists it")
         tensors |= headers[name].tensors.keys()
         if len(tensors) > MOST_TENSORS:
             raise CheckpointError(f"{folder}: has more than {MOST_TENSORS} tensors, which no model has")
@@ -332,17 +331,17 @@ def _headers(folder: Path, shards: Mapping[str, set[str]]) -> Headers:
 
 
 def wrapped_name(tensors: Iterable[str]) -> str:
-    """Say that names of tensors are those of a wrapper, which no loader finds; "" where they are a model's own."""
+    """Return an error if tensor names are those of a wrapper, which no loader finds; "" if they are a model's own."""
     names = list(tensors)
     found = next((name for name in names if not WRAPPERS.isdisjoint(name.split("."))), "")
     if not found and names and all(name.removeprefix(PEFT).startswith(DDP) for name in names):
         found = names[0]
     how = "save the unwrapped model (of torch.compile model._orig_mod, of DDP model.module)"
-    return f"its tensors have the names of a wrapped model, as {found}: {how}" if found else ""
+    return f"its tensors are named as in a wrapped model, such as {found}: {how}" if found else ""
 
 
 def _sizes(headers: Headers, config: Mapping[str, Any]) -> Weights:
-    """`config`: of the model; older versions of transformers write its dtype as torch_dtype."""
+    """Measure the weights. `config`: of the model; older versions of transformers write its dtype as torch_dtype."""
     sizes: Counter[str] = Counter()
     tensors = {name: tensor for header in headers.values() for name, tensor in header.tensors.items()}
     for dtype, size in tensors.values():
@@ -357,23 +356,23 @@ def _sizes(headers: Headers, config: Mapping[str, Any]) -> Weights:
 
 
 def _indexed(folder: Path, index: str) -> dict[str, set[str]]:
-    """Shard file -> names of its tensors, by the index; each file exists."""
+    """Return shard file -> names of its tensors, from the index; each file exists."""
     table = read_json(folder / index).get("weight_map")
     if not isinstance(table, dict) or not table:
         raise CheckpointError(f"{folder / index}: has no weight_map")
     shards: dict[str, set[str]] = {}
     for tensor, name in table.items():
         if not isinstance(name, str) or not is_safe_name(name):
-            raise CheckpointError(f"{folder / index}: names {name!r}, which is no file of this folder")
+            raise CheckpointError(f"{folder / index}: names {name!r}, which is not a file of this folder")
         shards.setdefault(name, set()).add(tensor)
     for name in shards:
         if not (folder / name).is_file():
-            raise CheckpointError(f"{folder}: incomplete, {index} names {name}, which is not there")
+            raise CheckpointError(f"{folder}: incomplete, {index} names {name}, which is missing")
     return shards
 
 
 def _small_files(folder: Path, *, code: bool) -> list[str]:
-    """Config and tokenizer files; Python files where the model's or the tokenizer's config names them."""
+    """Return config and tokenizer files, and Python files if the model's or the tokenizer's config names them."""
     patterns = (*SMALL_FILES, "*.py") if code else SMALL_FILES
     names = [
         name
@@ -387,7 +386,7 @@ def _small_files(folder: Path, *, code: bool) -> list[str]:
 
 
 def _tokenizer_has_code(folder: Path) -> bool:
-    """Does the tokenizer name classes in Python files of the checkpoint? transformers reads its auto_map first."""
+    """Return whether the tokenizer names classes in Python files of the checkpoint. transformers reads its auto_map first."""
     place = folder / "tokenizer_config.json"
     return place.is_file() and "auto_map" in read_json(place)
 
@@ -402,7 +401,7 @@ def _names(folder: Path) -> Iterable[str]:
 
 
 def _foreign_link(folder: Path, name: str) -> Path | None:
-    """The link on the way to a file of the folder that neither this user nor root has made."""
+    """Return a link in a file's path that was created by neither this user nor root."""
     place = folder
     for part in Path(name).parts:
         place /= part
@@ -413,17 +412,17 @@ def _foreign_link(folder: Path, name: str) -> Path | None:
 
 
 def _save_sums(folder: Path) -> dict[str, str]:
-    """Hashes written by the hook when the checkpoint was saved; empty without them."""
+    """Return hashes that the hook wrote when the checkpoint was saved; empty if there are none."""
     if not (folder / SAVE_SUMS).is_file():
         return {}
     sums = read_json(folder / SAVE_SUMS).get("xxh3_128")
     if not isinstance(sums, dict):
-        raise CheckpointError(f"{folder / SAVE_SUMS}: holds no xxh3_128 table")
+        raise CheckpointError(f"{folder / SAVE_SUMS}: has no xxh3_128 table")
     return {str(name): str(value) for name, value in sums.items()}
 
 
 def _content(folder: Path, files: Iterable[CheckpointFile]) -> str | None:
-    """What the hook's hashes say of the whole checkpoint; None where one is missing, or a file was written later."""
+    """Return the content hash of the checkpoint from the hook's hashes; None if one is missing, or a file was written later."""
     sums = {f.name: f.xxh3_128 for f in files if f.xxh3_128 is not None}
     if not all(f.name in sums for f in files):
         return None
@@ -432,7 +431,7 @@ def _content(folder: Path, files: Iterable[CheckpointFile]) -> str | None:
 
 
 def _describe(folder: Path, name: str, sums: dict[str, str]) -> CheckpointFile:
-    name.encode()  # raises where JSON could not hold the name
+    name.encode()  # raises if JSON could not hold the name
     found = (folder / name).stat()
     if found.st_uid == os.geteuid() and not found.st_mode & 0o004 and (link := _foreign_link(folder, name)):
         raise CheckpointError(

@@ -1,7 +1,7 @@
-"""Finds checkpoints in watched folders, also those whose notices were lost, and announces them in the inbox.
+"""Watching folders for checkpoints, including those whose notices were lost, and announcing them in the inbox.
 
-Rule: a folder that was reported is remembered with its contents; a look lists only folders that have changed, and
-checks a few of the reported ones for new contents. Called by `runtime.service`.
+Rule: a reported folder is remembered with its contents; a look only lists folders that have changed, and checks a few of the
+reported ones for new contents. Called by `runtime.service`.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ from evaljobs.contract.storage import write_atomic
 
 log = logging.getLogger(__name__)
 
-AGAIN = 10  # reported checkpoints that one look checks for new contents
-MOST_NEW = 100  # checkpoints that one look announces: each is a file that is synced
+AGAIN = 10  # reported checkpoints checked for new contents per look
+MOST_NEW = 100  # checkpoints announced per look: each is a synced file
 
 
 class FolderWatch:
-    """Announces checkpoint folders below watched folders, also those of lost notices.
+    """Announces checkpoint folders below watched folders, including those of lost notices.
 
-    Remembers reported folders with their contents: a restarted training may write other checkpoints
-    into folders of the same names. Those that a training has removed are forgotten.
+    Remembers reported folders with their contents: a restarted training may write other checkpoints into folders of the same
+    names. Folders that a training has removed are forgotten.
     """
 
     def __init__(
         self, paths: WorkPaths, folders: Sequence[tuple[str, str]], *, any_format: bool = False
     ) -> None:
-        """`folders`: (folder of checkpoints or a glob, suite).
+        """Watch `folders`: (folder of checkpoints or a glob, suite).
 
-        `any_format`: a folder with a training step in its name counts as a checkpoint, too.
+        `any_format`: a folder with a training step in its name also counts as a checkpoint.
         """
         self.any_format = any_format
         self.paths = paths
         self._places = [_Place(pattern, suite) for pattern, suite in folders]
         # keys are "SUITE\0FOLDER"
-        self._seen: dict[str, str] = {}  # reported folder -> digest of its contents then
-        self._left: dict[str, Path] = {}  # reported folder -> its notice, until the daemon has dealt with it
-        self._due: deque[str] = deque()  # reported folders, the next to be checked again first
-        self._unwritten = False  # has the file of reported folders to be written?
-        self._guard = LoopGuard(log)  # an error in one place skips that place alone
+        self._seen: dict[str, str] = {}  # reported folder -> digest of its contents at the time
+        self._left: dict[str, Path] = {}  # reported folder -> its notice, until the daemon has handled it
+        self._due: deque[str] = deque()  # reported folders, the next to check again first
+        self._unwritten = False  # the file of reported folders has to be written
+        self._guard = LoopGuard(log)  # an error in one place only skips that place
         with contextlib.suppress(OSError, ValueError, TypeError):
             self._seen = dict(json.loads(paths.watched.read_text()))
 
     def look(self) -> None:
-        """Leave a notice of each checkpoint folder that was not reported, MOST_NEW at most; check AGAIN reported ones."""
+        """Leave notices of checkpoint folders not yet reported, at most MOST_NEW; check AGAIN reported ones."""
         self._left = {key: file for key, file in self._left.items() if os.path.lexists(file)}
         self._due.extend(() if self._due else self._seen)
         again = {self._due.popleft() for _ in range(min(AGAIN, len(self._due)))}
@@ -73,13 +73,13 @@ class FolderWatch:
                 self._seen.pop(key, None)
                 self._unwritten = True
         if self._unwritten:
-            # what is not in the file, as on a full disk, is reported again after a restart, without effect
+            # after a restart, whatever is not in the file (on a full disk) is reported again, without effect
             with contextlib.suppress(OSError):
                 write_atomic(self.paths.watched, json.dumps(self._seen, sort_keys=True).encode())
                 self._unwritten = False
 
     def _report(self, key: str) -> bool:
-        """Announce a checkpoint with new contents; False: it is none, or has none."""
+        """Announce a checkpoint with new contents. Return False if it is not a checkpoint or has none."""
         suite, _, place = key.partition("\0")
         folder = Path(place)
         step = step_of(folder.name)
@@ -89,7 +89,7 @@ class FolderWatch:
         held = _held(folder)
         if self._seen.get(key) == held:
             return False
-        place.encode()  # raises for a name that is no UTF-8: no notice can hold it
+        place.encode()  # raises for a name that is not UTF-8: no notice can hold it
         notice = Notice(checkpoint=place, step=step, suite=suite, noticed_at=time.time(), seen=True)
         self._left[key] = leave(self.paths, notice)
         self._seen[key] = held
@@ -102,7 +102,7 @@ def _folder_of(key: str) -> str:
 
 
 class _Place:
-    """A watched folder or glob, with the folders that its last listing showed."""
+    """A watched folder or glob, with the folders of its last listing."""
 
     def __init__(self, pattern: str, suite: str) -> None:
         self.pattern, self.suite = pattern, suite
@@ -110,14 +110,14 @@ class _Place:
         self._listing = None if any(char in pattern for char in "*?[") else Listing(pattern)
 
     def keys(self) -> set[str]:
-        """Keys of its folders. OSError."""
+        """Return the keys of its folders. Raise OSError if they cannot be listed."""
         found = self._listed()
         if found is not None:
             self._keys = {f"{self.suite}\0{folder}" for folder in found}
         return self._keys
 
     def _listed(self) -> list[str] | None:
-        """Folders of the place; None where they are those of the last time."""
+        """Return the folders of the place; None if they have not changed."""
         if self._listing is None:
             return [str(p) for p in Path("/").glob(self.pattern.lstrip("/")) if not is_unfinished(p.name)]
         try:
@@ -127,12 +127,12 @@ class _Place:
                 within = [e.name for e in entries if not is_unfinished(e.name) and _is_folder(e)]
         except (FileNotFoundError, NotADirectoryError):
             return []
-        # the folder may be a checkpoint itself
+        # the folder may itself be a checkpoint
         return [self.pattern, *(os.path.join(self.pattern, name) for name in within)]  # noqa: PTH118
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """False also for a link into a folder that this user may not enter, where `is_dir` raises."""
+    """Return whether the entry is a folder; False for a link that this user may not follow, where `is_dir` raises."""
     try:
         return entry.is_dir()
     except OSError:
@@ -140,7 +140,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _is_gone(folder: Path) -> bool:
-    """Was it removed? An empty folder above it may be a mount point whose storage is away."""
+    """Return whether it was removed. An empty parent folder may be a mount point whose storage is unavailable."""
     with contextlib.suppress(OSError):
         if not os.path.lexists(folder):
             above = next(p for p in folder.parents if p.is_dir())
@@ -150,12 +150,12 @@ def _is_gone(folder: Path) -> bool:
 
 
 def _held(folder: Path) -> str:
-    """Digest of a folder's entries (names, sizes, times) without evalspan's pins. OSError."""
+    """Return a digest of a folder's entries (names, sizes, times) without evalspan's pins. Raise OSError."""
     rows = []
     with os.scandir(folder) as entries:
         for entry in entries:
             if not entry.name.startswith(PIN_PREFIX):
-                with contextlib.suppress(OSError):  # deleted meanwhile, or a dangling link
+                with contextlib.suppress(OSError):  # since deleted, or a dangling link
                     found = entry.stat()
                     rows.append((entry.name, found.st_size, found.st_mtime_ns))
     rows.sort()
@@ -163,5 +163,5 @@ def _held(folder: Path) -> str:
 
 
 def is_unfinished(name: str) -> bool:
-    """Is it the name of a folder that a copy or a training is still writing, by custom?"""
+    """Return whether by convention this names a folder that a copy or a training is still writing."""
     return name.startswith((".", "tmp-")) or name.endswith((".tmp", ".partial"))

@@ -1,7 +1,6 @@
-"""What the settings say of an evaluation: its site, its model and run options, its record.
+"""Evaluations from settings: site, model and run options, record.
 
-Rule: defaults that depend on this machine are made here and in `coordinator.runtime.wiring`. Called by the commands
-and the daemon.
+Rule: machine-dependent defaults are set here and in `coordinator.runtime.wiring`. Called by the commands and the daemon.
 """
 
 from __future__ import annotations
@@ -44,20 +43,20 @@ from evaljobs.contract.storage import make_folder, show_as
 from evaljobs.errors import JobError
 
 FOR_TRIALS = ("lm_eval", "torch")  # modules without which no trial runs
-# Variables of [trial] env that are for the trials' own interpreter: workers run the coordinator's.
+# Variables of [trial] env meant for the trials' own interpreter: workers run the coordinator's.
 OF_AN_INTERPRETER = frozenset({"PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LD_PRELOAD"})
-# bash: refuse the code in folder $1 where it is another user's, or others may write to it, else run the other arguments.
+# bash: refuse the code in folder $1 if another user owns it or others may write to it; otherwise run the other arguments.
 OWN_CODE = r"""
 found=$(find "$1" -maxdepth 1 \( ! -user "$(id -u)" ! -user 0 -o -perm /022 \)) && [ -z "$found" ] || {
   echo "evalspan: not run, since others may write to it or own it: ${found:-$1}; remove $1" >&2; exit 1; }
 shift; exec "$@"
 """
 NOT_STARTED = (126, 127)  # exit codes of bash where it cannot start a program
-LOCAL_CPU_SLOTS = 2  # trials at once on a machine without GPUs
+LOCAL_CPU_SLOTS = 2  # concurrent trials on a machine without GPUs
 
 
 def _command(config: Config) -> tuple[str, ...]:
-    """The command of the trial interpreter: the site's prologue, the container, python."""
+    """Return the command of the trial interpreter: the site's prologue, the container, python."""
     python = config.trial.python or sys.executable
     command = _after_prologue(config, *shlex.split(config.trial.container or ""), python)
     return (
@@ -68,7 +67,7 @@ def _command(config: Config) -> tuple[str, ...]:
 
 
 def _is_foreign(config: Config) -> bool:
-    """May the trials' interpreter lack this package? It then runs the copy of the node-side code in the work folder."""
+    """Return whether the trials' interpreter may lack this package, so that it runs the code copied to the work folder."""
     return bool(config.trial.python or config.trial.container)
 
 
@@ -87,8 +86,8 @@ def site_of(config: Config) -> Site:
             [str(_code_folder(config)), *filter(None, [env.get("PYTHONPATH")])]
         )
     for own in (env, worker_env):
-        own.setdefault("PYTHONSAFEPATH", "1")  # else a file of the current folder stands before a module
-    # two trials on a node must not each start a thread per core of it
+        own.setdefault("PYTHONSAFEPATH", "1")  # otherwise a file in the current folder shadows a module
+    # two trials on a node must not each start a thread per core
     env.setdefault("OMP_NUM_THREADS", str(_threads(config) or config.trial.cpus))
     env.setdefault("TOKENIZERS_PARALLELISM", "false")
     return Site(
@@ -105,14 +104,14 @@ def site_of(config: Config) -> Site:
 
 
 def code_of(config: Config) -> str | None:
-    """Name of the folder of the code that jobs run; None where they run the installed one."""
+    """Return the name of the folder with the code that jobs run; None if they run the installed package."""
     return _code_folder(config).name if _is_foreign(config) else None
 
 
 def _code_folder(config: Config) -> Path:
-    """A copy of the node-side packages, for an interpreter without them; made once for each content of theirs.
+    """Return a copy of the node-side packages for an interpreter without them, created once per content.
 
-    In the work folder; in this user's own cache where that is another user's, of which this one is a guest.
+    It is in the work folder, or in this user's own cache for a guest of another user's work folder.
     """
     sources = [Path(str(package.__file__)).parent for package in (evaljobs, priors)]
     digest = hashlib.sha256()
@@ -132,7 +131,7 @@ def _code_folder(config: Config) -> Path:
             with tempfile.TemporaryDirectory(prefix=f".{source.name}-", dir=folder) as scratch:
                 made = Path(scratch) / source.name
                 shutil.copytree(source, made, ignore=shutil.ignore_patterns("__pycache__"))
-                # else Python makes these folders, as the umask says, and others could plant modules in them
+                # Python would create these folders by the umask, and others could plant modules in them
                 for file in list(made.rglob("*.py")):
                     (file.parent / "__pycache__").mkdir(exist_ok=True)
                 show_as(made, folder)
@@ -142,7 +141,7 @@ def _code_folder(config: Config) -> Path:
 
 
 def _threads(config: Config) -> int | None:
-    """CPU threads of a trial: said, or this machine's cores shared by the slots; on a GPU, torch's own default."""
+    """Return a trial's CPU threads: the setting, or this machine's cores divided by the slots; on a GPU, torch's default."""
     if config.trial.threads is not None:
         return config.trial.threads
     if config.cluster.kind == "local" and not gpu_names():
@@ -168,11 +167,11 @@ def model_options(config: Config) -> ModelOptions:
 SEVERAL_GPUS = {
     "sglang": ("tp_size", "dp_size", "pp_size"),
 }
-"""Engine -> the model arguments of lm-eval's class with which one process uses more than one GPU."""
+"""Engine -> arguments of lm-eval's model class that make one process use several GPUs."""
 
 
 def check_device(config: Config) -> None:
-    """OperatorError where trials are to run on a GPU of this machine, and it has none; or hold GPUs and use one of them."""
+    """Raise OperatorError if trials need a GPU of this machine and it has none, or hold several GPUs but use one."""
     device = config.trial.device or ""
     none_here = config.cluster.kind == "local" and not gpu_names()
     if not none_here and not device.startswith("cpu"):
@@ -180,19 +179,19 @@ def check_device(config: Config) -> None:
     if none_here and device.startswith("cuda"):
         raise OperatorError(
             f"--device {device} ([trial] device), and nvidia-smi lists no GPU of this machine that may be used: "
-            "leave it away for the CPU, or say --cluster slurm"
+            "omit it to use the CPU, or use --cluster slurm"
         )
 
 
 def _check_spread(config: Config) -> None:
-    """OperatorError where an engine would load the model on one of a trial's GPUs; `hf` and `vllm` spread it by themselves."""
+    """Raise OperatorError if an engine would use only one of a trial's GPUs; `hf` and `vllm` spread the model themselves."""
     gpus, engine, given = config.trial.gpus_per_trial, config.trial.engine, config.trial.model_args
     why, instead = "", ""
     if engine in HF_ENGINES:
         if not given.get("parallelize", True):
-            why, instead = "with parallelize = false", "leave it away in [trial] model_args"
+            why, instead = "with parallelize = false", "omit it from [trial] model_args"
         elif given.get("tp_plan"):  # lm-eval takes the number of GPUs from torchrun's WORLD_SIZE
-            why, instead = "with tp_plan, outside of torchrun,", "leave it away in [trial] model_args"
+            why, instead = "with tp_plan, outside of torchrun,", "omit it from [trial] model_args"
     elif (names := SEVERAL_GPUS.get(engine)) and all(
         str(given.get(name)).lower() in ("none", "false", "0", "1", "") for name in names
     ):
@@ -222,13 +221,13 @@ def run_options(config: Config) -> RunOptions:
 
 
 def hung_seconds(config: Config) -> float:
-    """Seconds without progress after which a trial is ended."""
+    """Return the seconds without progress after which a trial is ended."""
     own = config.trial.hung_seconds
     return engine_traits(config.trial.engine).hung_seconds if own is None else own
 
 
 def _engine_memory_mb(config: Config) -> int:
-    """MiB that the engine takes beside a trial's default; nothing where the settings say what a trial takes."""
+    """Return the MiB that the engine needs beyond a trial's default; 0 if the settings give a trial's memory."""
     if config.trial.memory_mb != TrialConfig().memory_mb:
         return 0
     return engine_traits(config.trial.engine).memory_mb * config.trial.gpus_per_trial
@@ -238,8 +237,8 @@ def _engine_memory_mb(config: Config) -> int:
 class LmEvalVersion:
     """Asks the trial interpreter for its lm_eval version, a part of request sets' names, until it answers.
 
-    After a failure the next attempt comes `rest` seconds plus ten times the question's duration
-    later, since each attempt blocks the caller.
+    After a failure, the next attempt waits `rest` seconds plus ten times the query's duration, since each
+    attempt blocks the caller.
     """
 
     command: tuple[str, ...]
@@ -251,7 +250,7 @@ class LmEvalVersion:
     _rests_until: float = 0.0
 
     def __call__(self) -> str:
-        """OperatorError where there is none, RetryError where there is no answer."""
+        """Return the version. Raise OperatorError if lm_eval is missing, RetryError without an answer."""
         if self._said:
             return self._said
         began = time.monotonic()
@@ -278,7 +277,7 @@ class LmEvalVersion:
         except CommandError as error:
             if error.timed_out:
                 raise RetryError(
-                    f"the trial interpreter {interpreter} did not say in {self.patience:g} s which lm_eval it has"
+                    f"the trial interpreter {interpreter} did not report its lm_eval version within {self.patience:g} s"
                 ) from error
             if error.code in (None, *NOT_STARTED):
                 raise OperatorError(f"the trial interpreter {interpreter} {error}") from error
@@ -288,7 +287,7 @@ class LmEvalVersion:
 
 
 def own_version(needs: Sequence[str] = FOR_TRIALS) -> str:
-    """lm_eval's version in the coordinator's own interpreter; OperatorError where it lacks a module of `needs`."""
+    """Return lm_eval's version in the coordinator's own interpreter. Raise OperatorError if it lacks a module of `needs`."""
     missing = [name for name in needs if importlib.util.find_spec(name) is None]
     if missing:
         raise OperatorError(
@@ -299,13 +298,13 @@ def own_version(needs: Sequence[str] = FOR_TRIALS) -> str:
 
 
 def lm_eval_version(config: Config, site: Site, needs: Sequence[str] = FOR_TRIALS) -> Callable[[], str]:
-    """Says which lm_eval trials run. `needs`: modules that the caller's use of it imports."""
+    """Return a function that gives the trials' lm_eval version. `needs`: modules that the caller imports for its use."""
     own = config.trial.python is None and config.trial.container is None
     return partial(own_version, needs) if own else LmEvalVersion(site.trial_command, site.trial_env)
 
 
 def inputs_for(site: Site, version: Callable[[], str]) -> Callable[[SuiteSpec, ModelOptions], Inputs]:
-    """What finds the source keys of a suite (`source_keys.inputs_of`), once for each suite."""
+    """Return a function that finds the source keys of a suite (`source_keys.inputs_of`), once per suite."""
     known: dict[str, Inputs] = {}
 
     def look(suite: SuiteSpec, model: ModelOptions) -> Inputs:
@@ -318,7 +317,7 @@ def inputs_for(site: Site, version: Callable[[], str]) -> Callable[[SuiteSpec, M
 
 
 def settled(config: Config, suite: str | SuiteSpec) -> SuiteSpec:
-    """The suite, or that of a name or file, in the mode that it or these settings say. OperatorError."""
+    """Return the suite, or the one with this name or file, in its own mode or that of these settings. Raise OperatorError."""
     loaded = suites.load_suite(suite) if isinstance(suite, str) else suite
     return suites.settled(loaded, config.trial.mode, config.trial.engine)
 
@@ -334,10 +333,12 @@ def record_of(
     step: int | None = None,
     final: bool = False,
 ) -> EvaluationRecord:
-    """The evaluation of a checkpoint under these settings. OperatorError, one line: what of checkpoint, suite or settings is wrong.
+    """Return the evaluation of a checkpoint under these settings. Raise OperatorError if checkpoint, suite or settings are
+    wrong.
 
-    `inputs`: computes the suite's source keys; `options`: in place of those of the settings. With a command of
-    `[checkpoint] convert`, a folder without Hugging Face format is converted. `step` None: from the folder's name. `final`: the last checkpoint of a training.
+    `inputs`: computes the suite's source keys; `options`: replaces those of the settings. With a command of `[checkpoint]
+    convert`, a folder that is not in Hugging Face format is converted. `step` None: from the folder's name. `final`: the last
+    checkpoint of a training.
     """
     if step is not None and step < 0:
         raise OperatorError(f"step is a training step, 0 or more, not {step}")
@@ -366,7 +367,7 @@ def record_of(
 
 
 def judge_for(config: Config, suite: SuiteSpec) -> JudgeConfig | None:
-    """The suite's judge, or None; OperatorError where it needs one and the settings have none."""
+    """Return the suite's judge, or None. Raise OperatorError if it needs one and the settings have none."""
     judged = [task.name for task in suite.tasks if task.judge]
     if not judged:
         return None
@@ -380,7 +381,7 @@ def judge_for(config: Config, suite: SuiteSpec) -> JudgeConfig | None:
 
 
 def judge_options(config: Config) -> JudgeConfig | None:
-    """The judge of the settings, None without one. OperatorError where the settings are incomplete.
+    """Return the judge of the settings, or None. Raise OperatorError if the settings are incomplete.
 
     The key is only checked here: jobs read it themselves.
     """
@@ -389,18 +390,18 @@ def judge_options(config: Config) -> JudgeConfig | None:
         return None
     try:
         parts = urllib.parse.urlsplit(section.url)
-    except ValueError:  # a bracket or port that is none
+    except ValueError:  # invalid brackets or port
         parts = urllib.parse.urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise OperatorError(
-            "[judge] url is an http:// or https:// address without ?query, e.g. https://HOST/v1"
+            "[judge] url must be an http:// or https:// address without ?query, e.g. https://HOST/v1"
         )
     if parts.username is not None or parts.password is not None:
-        raise OperatorError("[judge] url holds a password: name the key by api_key_env or api_key_file")
+        raise OperatorError("[judge] url contains a password: pass the key by api_key_env or api_key_file")
     if not section.model:
-        raise OperatorError("[judge] has a url and no model: say which model judges")
+        raise OperatorError("[judge] has a url but no model: set model")
     if section.api_key_env is not None and section.api_key_file is not None:
-        raise OperatorError("[judge] has api_key_env and api_key_file: keep one of them")
+        raise OperatorError("[judge] has both api_key_env and api_key_file: keep one of them")
     _check_way(parts, section)
     prices = (section.price_per_million_prompt_tokens, section.price_per_million_completion_tokens)
     if section.max_cost is not None and None in prices:
@@ -418,14 +419,14 @@ def judge_options(config: Config) -> JudgeConfig | None:
 
 
 def _check_way(url: urllib.parse.SplitResult, judge: JudgeConfig) -> None:
-    """OperatorError where the key would cross a network unencrypted, and the settings do not allow that."""
+    """Raise OperatorError if the key would cross a network unencrypted and the settings do not allow that."""
     host, with_key = url.hostname or "", judge.api_key_env is not None or judge.api_key_file is not None
     try:
         here = ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name
+    except ValueError:  # a host name
         here = host == "localhost"
     if url.scheme == "http" and with_key and not here and not judge.allow_http:
         raise OperatorError(
-            f"[judge] url is http://{host}, and others on the way could read the key: use https://, leave the key away "
-            "where the server asks for none, or set allow_http = true for a network that you trust"
+            f"[judge] url is http://{host}, so others on the network could read the key: use https://, omit the key "
+            "if the server needs none, or set allow_http = true for a network that you trust"
         )

@@ -1,8 +1,8 @@
 """Hub ids as checkpoints: `ORG/MODEL` or `ORG/MODEL@REVISION` to a snapshot folder in the Hugging Face cache.
 
-Rule: a folder has precedence over an id, and a whole snapshot in the cache over the network. So a
-command that is typed again means the same weights, with or without internet. Called by the commands
-alone: a notice never names a Hub id. huggingface_hub is imported where an id is used.
+Rule: a folder takes precedence over an id, and a complete snapshot in the cache over the network, so that a repeated command
+means the same weights, online or offline. Only called by commands: a notice never names a Hub id. huggingface_hub is imported
+only when an id is used.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
 
 HUB_ID = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:@(\S+))?", re.ASCII)
-ANSWER_SECONDS = 10.0  # longest wait for the Hub's answer to the first question
-SIGNED = re.compile(r"(?<=\S)\?\S+")  # the query of an address, which may hold a signature
+ANSWER_SECONDS = 10.0  # longest wait for the Hub's first answer
+SIGNED = re.compile(r"(?<=\S)\?\S+")  # the query of a URL, which may contain a signature
 LOG_IN = "set HF_TOKEN to a token that may read it, or `hf auth login`"
 BIN = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin")
 
@@ -32,12 +32,11 @@ BIN = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin
 def local_folder(
     text: str, say: Callable[[str], None], *, allow_bin: bool = False, weights: bool = True
 ) -> str:
-    """The folder that a checkpoint argument means; what is no Hub id comes back as it is.
+    """Return the folder that a checkpoint argument means; anything but a Hub id is returned unchanged.
 
-    A snapshot that is not whole in the cache is fetched. `say` gets one line: what is taken, from
-    where. `allow_bin`: also repositories without safetensors. `weights`: False for config and tokenizer
-    alone. OperatorError: the Hub has no such model or revision, or it is not in the cache and there is
-    no internet.
+    A snapshot that is incomplete in the cache is fetched. `say` gets one line: what is used, from where. `allow_bin`: also
+    accept repositories without safetensors. `weights`: False for config and tokenizer only. Raise OperatorError if the Hub
+    has no such model or revision, or it is not in the cache and the Hub cannot be reached.
     """
     named = HUB_ID.fullmatch(text)
     if named is None or os.path.exists(text):  # noqa: PTH110 (False where a folder above it may not be read)
@@ -51,7 +50,7 @@ def local_folder(
         )
     try:
         snapshot, fault = _cached(name, revision, allow_bin=allow_bin, weights=weights)
-    except ValueError:  # the Hub allows no such name
+    except ValueError:  # not a valid Hub name
         return text
     if snapshot is not None and not fault:
         say(f"{text}: revision {snapshot.name[:8]} from the Hugging Face cache, {snapshot}")
@@ -60,7 +59,7 @@ def local_folder(
 
 
 def _cached(name: str, revision: str | None, *, allow_bin: bool, weights: bool) -> tuple[Path | None, str]:
-    """The snapshot in the cache, None without one, and why it cannot be evaluated ("": it can)."""
+    """Return the snapshot in the cache, or None, and why it cannot be evaluated ("": it can)."""
     from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415
 
     config = try_to_load_from_cache(name, "config.json", revision=revision)
@@ -77,7 +76,7 @@ def _cached(name: str, revision: str | None, *, allow_bin: bool, weights: bool) 
 def _fetched(
     name: str, revision: str | None, say: Callable[[str], None], *, allow_bin: bool, weights: bool, fault: str
 ) -> str:
-    """The snapshot's folder after its download. `fault`: what the snapshot in the cache lacks."""
+    """Download the snapshot and return its folder. `fault`: what the snapshot in the cache lacks."""
     from huggingface_hub import HfApi, constants, snapshot_download  # noqa: PLC0415
     from huggingface_hub.utils.tqdm import disable_progress_bars  # noqa: PLC0415
 
@@ -105,7 +104,7 @@ def _fetched(
         disable_progress_bars()
     try:
         return snapshot_download(name, revision=revision, allow_patterns=[_exactly(file) for file in chosen])
-    except Exception as error:  # of several libraries: a full disk, a connection that broke
+    except Exception as error:  # from several libraries: a full disk, a broken connection
         for one in (error, error.__cause__):
             if (
                 isinstance(one, Exception) and getattr(one, "response", None) is not None
@@ -114,7 +113,7 @@ def _fetched(
         why = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
         raise OperatorError(
             f"{text}: {total / 1e6:,.0f} MB could not be fetched into {constants.HF_HUB_CACHE} ({SIGNED.sub('?…', why)}): "
-            "the same command goes on; HF_HOME names another folder"
+            "run the same command to continue; HF_HOME selects another folder"
         ) from error
 
 
@@ -123,12 +122,12 @@ def _sizes(told: ModelInfo) -> dict[str, int]:
 
 
 def needed(names: Iterable[str], *, allow_bin: bool) -> list[str]:
-    """Files of a repository that an evaluation reads, as `checkpoint.inspect` chooses them."""
+    """Return the files of a repository that an evaluation reads, as `checkpoint.inspect` chooses them."""
     top = {n for n in names if "/" not in n or n.startswith("additional_chat_templates/")}
     small = {n for n in top if any(fnmatch.fnmatch(n, p) for p in (*SMALL_FILES, "*.py"))}
     if "model.safetensors" in top:
         weights = {"model.safetensors"}
-    else:  # the index names the shards; another format's are left out
+    else:  # the index names the shards; other formats are left out
         weights = {n for n in top if fnmatch.fnmatch(n, "model*.safetensors*")}
     if allow_bin and not weights:
         weights = {n for n in top if any(fnmatch.fnmatch(n, p) for p in BIN)}
@@ -140,7 +139,7 @@ def _exactly(name: str) -> str:
 
 
 def _explained(error: Exception, text: str, name: str, revision: str | None, fault: str) -> Exception:
-    """What to do after the Hub's refusal or silence."""
+    """Return an error with the remedy after the Hub's refusal or silence."""
     from huggingface_hub import constants, errors  # noqa: PLC0415
 
     hub = constants.ENDPOINT
@@ -162,6 +161,6 @@ def _explained(error: Exception, text: str, name: str, revision: str | None, fau
     lack = lack or f"it is not in the Hugging Face cache ({constants.HF_HUB_CACHE})"
     why = "HF_HUB_OFFLINE is set" if isinstance(error, errors.OfflineModeIsEnabled) else "no answer"
     return OperatorError(
-        f"{text}: no such folder, {lack}, and {hub} cannot be asked ({why}): run `{shlex.join(command)}` "
+        f"{text}: no such folder, {lack}, and {hub} cannot be reached ({why}): run `{shlex.join(command)}` "
         "where there is internet, with HF_HOME on storage that this machine sees"
     )

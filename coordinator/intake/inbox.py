@@ -1,9 +1,9 @@
-"""The inbox of a work folder: checkpoints to evaluate and commands, a file each.
+"""The inbox of a work folder: checkpoints to evaluate and commands, one file each.
 
-Rule: hook, `submit`, watched folders and commands leave files of one kind (`coordinator.hook.leave`), and `Inbox` is their
-one reader. A file stays until its evaluation is journalled or its command is obeyed, so that a restarted daemon reads it
-again; what is refused moves to `refused/`, with the reason beside it. The file's owner decides what it may ask for: this
-user all; a member of the group that shares the work folder a checkpoint below `[watch] roots`; others nothing.
+Rule: hook, `submit`, watched folders and commands leave files of one format (`coordinator.hook.leave`), and only `Inbox`
+reads them. A file stays until its evaluation is journalled or its command is obeyed, so that a restarted daemon reads it
+again; refused files move to `refused/`, with the reason beside them. A file's owner determines what it may request: this user
+anything; a member of the group that shares the work folder a checkpoint below `[watch] roots`; others nothing.
 """
 
 from __future__ import annotations
@@ -35,37 +35,37 @@ from evaljobs.contract.storage import FrameError, read_with_status, write_atomic
 
 log = logging.getLogger(__name__)
 
-MOST_BYTES = 1 << 20  # size of a file: `release` may name thousands of nodes
-MOST_NEW = 200  # new files that one look of a daemon reads: a millisecond each on NFS
-ALL = 100_000  # files that the one look of a command reads
+MOST_BYTES = 1 << 20  # of a file: `release` may name thousands of nodes
+MOST_NEW = 200  # new files per look of a daemon: a millisecond each on NFS
+ALL = 100_000  # files that the single look of a command reads
 MOST_ERRORS = 3  # errors shown of a malformed file
 MOST_SHOWN = 500  # characters shown of a malformed file
-MOST_STEPS = 1 << 53  # every step below is a float, too
+MOST_STEPS = 1 << 53  # every step below it is exact as a float
 MOST_NAME = 200  # characters of a refused file's name
-MOST_REFUSED = 100  # refused files that are kept: the newest
-UNFINISHED_SECONDS = 3600.0  # a file that is still being written after so long has lost its writer
-REFUSED_SECONDS = 7 * 86400.0  # a refusal is kept and shown for so long
+MOST_REFUSED = 100  # refused files to keep: the newest
+UNFINISHED_SECONDS = 3600.0  # a file unfinished for this long has lost its writer
+REFUSED_SECONDS = 7 * 86400.0  # how long a refusal is kept and shown
 LEFT_SECONDS = {
     ".tmp": UNFINISHED_SECONDS,
     ".values": REFUSED_SECONDS,
-}  # by suffix: a file that no notice names is removed after so many seconds
+}  # by suffix: seconds after which a file that no notice names is removed
 MOST_VALUES_BYTES = 4 << 20  # of a rank's file of trained values: 1 MiB as base64, and its rows
 SAME_SAVE_SECONDS = (
-    60.0  # ranks take the values of one save within this time: an earlier run may have left its own
+    60.0  # ranks record the values of one save within this time: an earlier run may have left its own
 )
 
 
 def _line(text: str) -> str:
     if CONTROL.search(text):
-        raise ValueError("it has a control character")
+        raise ValueError("contains a control character")
     return text
 
 
-Line = Annotated[str, Field(max_length=4096), AfterValidator(_line)]  # a path that Linux takes, or a name
+Line = Annotated[str, Field(max_length=4096), AfterValidator(_line)]  # a path that Linux accepts, or a name
 
 
 class Notice(Record):
-    """One file: a checkpoint that is announced or seen, or a command. The hook writes the first six fields."""
+    """One file: a checkpoint that is announced or found, or a command. The hook writes the first six fields."""
 
     checkpoint: Line = ""
     step: int | None = Field(default=None, ge=-MOST_STEPS, le=MOST_STEPS)
@@ -74,26 +74,27 @@ class Notice(Record):
     noticed_at: float = 0.0  # unix seconds
     final: bool = False  # the last checkpoint of a training: each task is asked
     trained_values: str = Field(default="", pattern=r"^[0-9a-f]{0,16}$")  # names the ranks' files beside it
-    seen: bool = False  # in a watched folder: perhaps half-written, since no training said that it is saved
+    # found in a watched folder: perhaps half-written, since no training announced it as saved
+    seen: bool = False
     command: Literal["evaluate", "rescore", "cancel", "pause", "resume", "priority", "retry", "release"] = (
         "evaluate"
     )
-    # of `submit`: what it printed; of a command to an evaluation: the name of a folder in the work folder, and no path
+    # of `submit`: the id it printed; of a command for an evaluation: the name of a folder in the work folder, not a path
     evaluation_id: str = Field(default="", pattern=r"^([A-Za-z0-9_-][A-Za-z0-9_.-]{0,250})?$")
-    spec: SuiteSpec | None = None  # of `submit`: the suite, if neither a name nor a file means it
+    spec: SuiteSpec | None = None  # of `submit`: the suite, if no name or file denotes it
     record: EvaluationRecord | None = None  # of `rescore`
     nodes: tuple[str, ...] = ()  # of `release`
-    seconds: float = 0.0  # length of their cordon; 0: end it
+    seconds: float = 0.0  # length of their cordon; 0: lift it
     reason: str = "on request"
 
     @property
     def key(self) -> tuple[str, str]:
-        """What is to be evaluated: notices of one key are one pending checkpoint."""
+        """What to evaluate: notices with the same key are one pending checkpoint."""
         return self.checkpoint, self.suite if self.spec is None else self.spec.model_dump_json()
 
 
 class Refused(Kept):
-    """NAME.reason beside the refused file NAME.json. `at`: unix seconds."""
+    """The file NAME.reason beside the refused file NAME.json. `at`: unix seconds."""
 
     checkpoint: str
     suite: str
@@ -104,9 +105,9 @@ class Refused(Kept):
 
 @dataclass(frozen=True, slots=True)
 class InboxFile:
-    """A file of the inbox. `member`: its owner, where that is another user; `wrong`: why it is refused, "" where it is not.
+    """A file of the inbox. `member`: its owner, if another user; `wrong`: why it is refused, otherwise "".
 
-    `notice`: what it holds, or of a malformed one what it claims.
+    `notice`: its contents; for a malformed file, what it claims.
     """
 
     path: Path
@@ -116,7 +117,7 @@ class InboxFile:
 
 
 def leave(paths: WorkPaths, notice: Notice) -> Path:
-    """Leave a notice for the coordinator of this work folder, and return its file. OperatorError where this user may not."""
+    """Leave a notice for the coordinator of this work folder and return its file. Raise OperatorError if this user may not."""
     try:
         return Path(hook.leave(str(paths.root), notice.model_dump_json(exclude_defaults=True)))
     except PermissionError as error:
@@ -126,19 +127,19 @@ def leave(paths: WorkPaths, notice: Notice) -> Path:
 
 
 class Inbox:
-    """The files of an inbox, for a process that looks again and again: each is read once."""
+    """The files of an inbox, for a process that looks repeatedly: each is read once."""
 
     def __init__(self, paths: WorkPaths, most: int = MOST_NEW) -> None:
-        """`most`: new files that one look reads; ALL: of a command, which removes nothing."""
+        """Read at most `most` new files per look; ALL: for a command, which removes nothing."""
         self.most = most
         self.folder = paths.inbox
         self._root = paths.root
         self._read: dict[str, InboxFile] = {}  # by name
 
     def look(self) -> list[InboxFile]:
-        """The files that are there, oldest first. Where storage is away: those of the last look.
+        """Return the current files, oldest first; those of the last look if storage is unavailable.
 
-        The folder is opened anew, so that an NFS client asks the server for its entries.
+        The folder is reopened, so that an NFS client asks the server for its entries.
         """
         try:
             names, owner = self._names(), self._root.stat().st_uid
@@ -155,7 +156,7 @@ class Inbox:
         return list(self._read.values())
 
     def _names(self) -> list[str]:
-        """Regular files alone: what else a person made there asks for nothing. What a killed writer left goes."""
+        """Return the names of regular files; anything else is ignored. Remove what a killed writer left."""
         names = []
         with os.scandir(self.folder) as entries:
             for entry in entries:
@@ -168,7 +169,7 @@ class Inbox:
         return sorted(names)
 
     def _open(self, path: Path, owner: int, *, shared: bool) -> InboxFile | None:
-        """None where it is gone, or cannot be read now and is the owner's of the work folder."""
+        """Read a file; None if it is gone, or cannot be read now and belongs to the work folder's owner."""
         member = ""
         try:
             text, status = read_with_status(path, MOST_BYTES)
@@ -192,20 +193,20 @@ class Inbox:
 
 
 def _member(status: os.stat_result, owner: int) -> str:
-    """The user whose file it is; "" where it is the owner's of the work folder, or root's."""
+    """Return the user who owns the file; "" if it is the work folder's owner, or root."""
     return "" if status.st_uid in (0, owner) else name_of(status.st_uid)
 
 
 def done(file: InboxFile) -> None:
-    """Remove a file that is dealt with; one that cannot be removed now comes again, to no effect."""
+    """Remove a file that has been handled. If that fails it is read again, without effect."""
     with suppress(OSError):
         file.path.unlink(missing_ok=True)
 
 
 def gather_values(files: Iterable[InboxFile], paths: EvaluationPaths) -> None:
-    """Move the trained values that come with these notices to their evaluation, a line of each rank. OSError.
+    """Move the trained values of these notices to their evaluation, one line per rank. Raise OSError.
 
-    Without rank 0's file, or where it is not its notice's owner's, the evaluation gets an empty one.
+    Without rank 0's file, or if its owner differs from its notice's, the evaluation gets an empty one.
     """
     for file in files:
         if not file.notice.trained_values:
@@ -218,14 +219,15 @@ def gather_values(files: Iterable[InboxFile], paths: EvaluationPaths) -> None:
                     found[place] = (float(json.loads(text)["at"]), text)
         first = next((at for place, (at, _) in found.items() if place.stem.endswith("-0")), -math.inf)
         lines = [text for at, text in found.values() if abs(at - first) < SAME_SAVE_SECONDS]
-        if lines or not paths.trained_values.exists():  # else: gathered before, and the notice came again
+        # otherwise gathered before, and the notice was read again
+        if lines or not paths.trained_values.exists():
             write_atomic(paths.trained_values, b"\n".join(lines))
         for place in found:
             place.unlink(missing_ok=True)
 
 
 def refuse(file: InboxFile, why: str, now: float) -> None:
-    """Move a file to `refused/`, its reason beside it. `now`: unix seconds. OSError where the disk refuses: it comes again."""
+    """Move a file to `refused/` with its reason. `now`: unix seconds. Raise OSError if the disk refuses; it is read again."""
     notice, folder = file.notice, file.path.parent / "refused"
     # File WORK_DIR/inbox/refused/NAME.reason: why NAME.json was refused, and when | the coordinator | after a week
     reason = Refused(
@@ -240,19 +242,19 @@ def refuse(file: InboxFile, why: str, now: float) -> None:
 
 
 def forget_refusals(paths: WorkPaths, notice: Notice) -> None:
-    """Remove what was refused of a checkpoint that is accepted now."""
+    """Remove the refusals of a checkpoint that is now accepted."""
     for path, reason in _reasons(paths.inbox / "refused"):
         if (reason.checkpoint, reason.suite) == (notice.checkpoint, notice.suite):
             _remove(path)
 
 
 def waiting_files(paths: WorkPaths) -> list[InboxFile]:
-    """The checkpoints in the inbox, oldest first: one look of a command."""
+    """Return the checkpoints in the inbox, oldest first, for a command."""
     return [file for file in Inbox(paths, ALL).look() if file.notice.command == "evaluate"]
 
 
 def refusals(paths: WorkPaths, now: float) -> tuple[Refused, ...]:
-    """Checkpoints that were refused within a week, by their last refusals, oldest first."""
+    """Return checkpoints refused within a week, by their last refusals, oldest first."""
     found = {
         (reason.checkpoint, reason.suite): reason
         for _, reason in _reasons(paths.inbox / "refused")
@@ -262,29 +264,29 @@ def refusals(paths: WorkPaths, now: float) -> tuple[Refused, ...]:
 
 
 def refusal_of(paths: WorkPaths, files: Iterable[str]) -> Refused | None:
-    """Why one of these files of the inbox was refused; None where none was."""
+    """Return why one of these files of the inbox was refused; None if none was."""
     names = {Path(file).stem[:MOST_NAME] for file in files}
     return next((reason for path, reason in _reasons(paths.inbox / "refused") if path.stem in names), None)
 
 
 def parse(text: bytes, path: Path) -> tuple[Notice, str]:
-    """(notice, ""), or (what it claims, why it is none). `path`: stands for the checkpoint where `text` names none."""
+    """Return (notice, ""), or (what it claims, why it is invalid). `path`: used as the checkpoint if `text` names none."""
     try:
         notice = Notice.model_validate_json(text)
     except ValidationError as error:
         why = "; ".join(
             f"{'.'.join(map(str, e['loc'])) or 'all of it'}: {e['msg']}" for e in error.errors()[:MOST_ERRORS]
         )
-        return _claims(text, path), one_line(f"it is no notice of this version ({why})", MOST_SHOWN)
+        return _claims(text, path), one_line(f"not a notice of this version ({why})", MOST_SHOWN)
     if notice.command == "evaluate" and not notice.checkpoint:
         return _claims(text, path), "it names no checkpoint"
     if notice.command == "rescore" and notice.record is None:
-        return notice, "it holds no record of an evaluation"
+        return notice, "it contains no record of an evaluation"
     return notice, ""
 
 
 def _claims(text: bytes, path: Path) -> Notice:
-    """What of a malformed file can be shown: untrusted text as one line that is safe for any file or terminal."""
+    """Return the displayable claims of a malformed file: untrusted text on one line that is safe for any file or terminal."""
     try:
         named = json.loads(text)
     except (ValueError, RecursionError):
@@ -297,7 +299,7 @@ def _claims(text: bytes, path: Path) -> Notice:
 
 
 def _reasons(folder: Path) -> list[tuple[Path, Refused]]:
-    """The reasons in `refused/`, oldest first; none where storage is away."""
+    """Return the reasons in `refused/`, oldest first; none if storage is unavailable."""
     found = []
     with suppress(OSError), os.scandir(folder) as entries:
         for name in sorted(e.name for e in entries if e.name.endswith(".reason")):
@@ -307,7 +309,7 @@ def _reasons(folder: Path) -> list[tuple[Path, Refused]]:
 
 
 def _remove(path: Path) -> None:
-    """A reason, and the file beside it."""
+    """Remove a reason and the file beside it."""
     with suppress(OSError):
         path.with_suffix(".json").unlink(missing_ok=True)
         path.unlink(missing_ok=True)

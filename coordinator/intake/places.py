@@ -1,7 +1,7 @@
-"""Further folders of a checkpoint: a copy with the same content, name and times is the same evaluation.
+"""Additional folders of a checkpoint: a copy with the same content, name and times is the same evaluation.
 
-Rule: they decide nothing but in which trainings' series the evaluation's scores are. Written where a known
-evaluation is asked for again; read by `report.load_series`.
+Rule: they only decide in which trainings' series the scores appear. Written if a known evaluation is requested again; read by
+`report.load_series`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from evaljobs.contract.storage import read_record, write_record
 
 
 class Places(Kept):
-    """Full paths, besides the one in the evaluation's record, in the order in which they were announced."""
+    """Full paths, besides the one in the evaluation's record, in the order of announcement."""
 
     schema_version: int = 1
     places: tuple[str, ...] = ()
 
 
 def read(paths: EvaluationPaths) -> tuple[str, ...]:
-    """The evaluation's further folders; empty where there is none."""
+    """Read the evaluation's additional folders; empty if there are none."""
     try:
         return read_record(paths.places, Places).places
     except (OSError, ValidationError):
@@ -31,7 +31,7 @@ def read(paths: EvaluationPaths) -> tuple[str, ...]:
 
 
 def keep(paths: EvaluationPaths, own: str, place: str) -> None:
-    """Note that the evaluation of `own` was asked for as that of `place`, where the disk takes it."""
+    """Record that the evaluation of `own` was requested for `place`. Ignore a disk that refuses."""
     known = read(paths)
     if place not in (own, *known):
         with contextlib.suppress(OSError):

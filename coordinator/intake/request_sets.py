@@ -1,8 +1,7 @@
-"""Finds and reads request sets on disk, by the lookup digest of a suite entry, and builds those of `evalspan prepare`.
+"""Lookup of request sets on disk, by the digest of a suite entry, and builds for `evalspan prepare`.
 
-Rule: the digest covers all inputs that decide a prompt or a token and are visible without a build:
-the entry, the suite's settings, its source key (`intake.source_keys`), tokenizer and config bytes,
-model arguments, lm-eval's version.
+Rule: the digest covers all inputs that decide a prompt or a token and are visible without a build: the entry, the suite's
+settings, its source key (`intake.source_keys`), tokenizer and config bytes, model arguments, lm-eval's version.
 """
 
 from __future__ import annotations
@@ -37,17 +36,18 @@ from evaljobs.contract.specs import (
 )
 from evaljobs.lmeval.shown_inputs import rows_of_set
 
-IN_A_PROCESS = 8  # entries that `prepare` builds in one process, whose start takes 5 s of CPU: as often it says where it is
+# entries that `prepare` builds per process, which costs 5 s of CPU to start and reports progress once
+IN_A_PROCESS = 8
 WEIGHTS = (".safetensors", ".bin", ".safetensors.index.json", ".bin.index.json")
 
 
 def folder_name(
     suite: SuiteSpec, entry: int, checkpoint: CheckpointSpec, model: ModelOptions, inputs: Inputs
 ) -> str:
-    """Name of the folder of this entry's request sets. Reads config and tokenizer files; OSError."""
+    """Return the folder name of this entry's request sets. Reads config and tokenizer files; raises OSError."""
     task = suite.tasks[entry]
     what = {
-        # batches are cut from the same requests: a file for each cut
+        # batches are cut from the same requests: one file per cut
         "task": task.model_dump(mode="json", exclude={"batch_size", "group", "every"}),
         "seed": suite.seed,
         "chat": suite.apply_chat_template,
@@ -76,11 +76,10 @@ def _digest(path: Path) -> list[str]:
 
 
 def found(folder: Path, cut: str, present: Present | None) -> dict[str, str] | None:
-    """Leaf task -> folder of a whole set with batches of this cut; None where one must be built.
+    """Return leaf task -> folder of a complete set with batches of this cut; None if one must be built.
 
-    A set is built again where an input that its build showed has changed: `present` looks; None: it
-    was built just now. `cut`: as `records.cut_on_disk`. The folder's mtime then says when it was used
-    last, for `prune`.
+    A set is rebuilt if an input that its build used has changed: `present` checks; None: it was just built. `cut`: as in
+    `records.cut_on_disk`. The folder's mtime then records the last use, for `prune`.
     """
     with contextlib.suppress(OSError):
         os.utime(folder)
@@ -104,15 +103,15 @@ def found(folder: Path, cut: str, present: Present | None) -> dict[str, str] | N
 
 
 class RequestSetError(OperatorError):
-    """A request set on disk cannot be read; the message names its folder."""
+    """A request set on disk that cannot be read; the message names its folder."""
 
 
 def read(
     folders: Mapping[str, str], cuts: Mapping[str, str]
 ) -> dict[str, tuple[RequestSetManifest, BatchIndex]]:
-    """Manifest and batches of every leaf task, by name; RequestSetError says what cannot be read.
+    """Return the manifest and batches of every leaf task by name. Raise RequestSetError if one cannot be read.
 
-    `cuts`: its name -> the cut of its batch files, as `records.cut_on_disk`.
+    `cuts`: name -> the cut of its batch files, as in `records.cut_on_disk`.
     """
     sets = {}
     for task, folder in folders.items():
@@ -130,7 +129,7 @@ def read(
 
 
 def read_wanted(wanted: MakePlan | FindResponses) -> dict[str, tuple[RequestSetManifest, BatchIndex]]:
-    """As `read`, of the leaf tasks of an action."""
+    """Return `read` for the leaf tasks of an action."""
     cuts = {
         task: cut_on_disk(wanted.cuts.get(entry, ""), wanted.batch_size)
         for entry, sets in wanted.sets.items()
@@ -147,7 +146,7 @@ def _on_disk(suite: SuiteSpec, entry: int) -> str:
 def at_hand(
     suite: SuiteSpec, checkpoint: CheckpointSpec, model: ModelOptions, inputs: Inputs, site: Site
 ) -> dict[str, dict[str, str]]:
-    """Task -> {leaf task: folder} of the suite's request sets that are built for this tokenizer."""
+    """Return task -> {leaf task: folder} of the suite's request sets that are built for this tokenizer."""
     sets, present = {}, None if site.foreign else Present(site)
     for index, task in enumerate(suite.tasks):
         name = folder_name(suite, index, checkpoint, model, inputs)
@@ -167,10 +166,10 @@ def prepare(
     busy: Callable[[str], AbstractContextManager[object]] = nullcontext,
     offline: bool = False,
 ) -> dict[str, dict[str, str]]:
-    """Build a suite's request sets here, for `evalspan prepare` and `rescore`, by the same build as a job.
+    """Build a suite's request sets here, for `evalspan prepare` and `rescore`, in the same way as a job.
 
-    Entry -> {leaf task: folder}; keeps existing sets. OperatorError with the build's last line.
-    `busy`: around each process that builds, called with what it does.
+    Return entry -> {leaf task: folder}; existing sets are kept. Raise OperatorError with the build's last line. `busy`:
+    context around each process that builds, called with a description.
     """
     checkpoint = inspect(tokenizer, weights=False)
     made_of, present = inputs(suite, model), Present(site)
@@ -213,7 +212,7 @@ def prepare(
 
 
 def _build(specs: Sequence[BuildSpec], site: Site) -> None:
-    """Build in one process; where one of several fails, each in its own, so that the error is that task's."""
+    """Build in one process; if one of several entries fails, build each in its own, so that the error names that task."""
     try:
         evaljobs_says(site, "build", given=[spec.model_dump_json() for spec in specs])
     except CommandError as error:

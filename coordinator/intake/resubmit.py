@@ -19,7 +19,7 @@ from evaljobs.contract.specs import ModelOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submitted:
-    """Effect of a submission: `what` for scripts, `said` for people, and what to send to the daemon."""
+    """Effect of a submission: `what` for scripts, `said` for users, and what to send to the daemon."""
 
     what: Literal["new", "known", "priority-raised", "taken-up-again", "ended"]
     said: str = ""
@@ -33,7 +33,7 @@ def day(at: float) -> str:
 
 
 def resumed(state: State) -> str:
-    """Message for a person who runs an evaluation that was begun before; "" where it had ended."""
+    """Return a message for a user who runs an evaluation that was begun before; "" if it had ended."""
     if state.ended_at is not None and not state.ending.cancelled:
         return ""
     scored = sum(entry.status == "scored" for entry in state.entries)
@@ -54,9 +54,9 @@ def _answered(state: State) -> str:
 
 
 def remade(before: EvaluationRecord, now: EvaluationRecord, shown: Sequence[str] = ()) -> str:
-    """Message for a person who asks for an evaluation again whose inputs have changed; "" where none of these did.
+    """Return a message for a user whose repeated evaluation has changed inputs; "" if these are unchanged.
 
-    `shown`: files and packages, in words, that earlier builds or scores used and that differ now. No value is told.
+    `shown`: files and packages, described, that earlier builds or scores used and that differ now. Values are not revealed.
     """
     changed = []
     if before.checkpoint.digest != now.checkpoint.digest:
@@ -71,17 +71,17 @@ def remade(before: EvaluationRecord, now: EvaluationRecord, shown: Sequence[str]
     elif shown:
         changed.append(first_of(list(dict.fromkeys(shown)), 3))
     if now.inputs.fresh:
-        return "everything is built, asked and scored again, as --fresh says"
+        return "--fresh: everything is built, inferred and scored again"
     if not changed:
         return ""
     return (
         f"{' and '.join(changed)} changed since {before.evaluation_id}: this is a new evaluation, and responses to "
-        "requests that are the same are used again"
+        "unchanged requests are reused"
     )
 
 
 def _of_inputs(before: Inputs, now: Inputs) -> list[str]:
-    """What differs between two evaluations' inputs, beside the files of their tasks."""
+    """Return the differences between two evaluations' inputs, apart from the files of their tasks."""
     changed = [f"lm_eval {before.lm_eval} to {now.lm_eval}"] if before.lm_eval != now.lm_eval else []
     for adapters in (True, False):
         were, are = before.named(adapters=adapters), now.named(adapters=adapters)
@@ -96,7 +96,7 @@ def _of_inputs(before: Inputs, now: Inputs) -> list[str]:
 
 
 def kept(before: EvaluationRecord, model: ModelOptions) -> str:
-    """Message for a person who retries an evaluation. `model`: settings of the model as they are now; "" where it has these."""
+    """Return a message about settings of the model that a retry keeps. `model`: the current ones; "" if unchanged."""
     if before.model == model:
         return ""
     return (
@@ -106,14 +106,14 @@ def kept(before: EvaluationRecord, model: ModelOptions) -> str:
 
 
 def _edited(before: EvaluationRecord, now: EvaluationRecord) -> list[str]:
-    """Tasks of both evaluations whose source keys differ."""
+    """Return tasks of both evaluations whose source keys differ."""
     known = dict(zip((t.name for t in before.suite.tasks), before.inputs.entries, strict=False))
     new = zip((t.name for t in now.suite.tasks), now.inputs.entries, strict=False)
     return [name for name, key in new if name in known and known[name] != key]
 
 
 def reused(state: State) -> str:
-    """What of an evaluation's responses and scores earlier ones gave, in parentheses; "" where nothing did."""
+    """Return which responses and scores came from earlier evaluations, in parentheses; "" if none did."""
     if not state.plan.reused:
         return ""
     sources = ", ".join(sorted(set(state.plan.reused.values())))
@@ -122,7 +122,7 @@ def reused(state: State) -> str:
 
 
 def nothing_run(state: State) -> str:
-    """Message for a person who runs an evaluation that had ended before."""
+    """Return a message for a user who runs an evaluation that had ended before."""
     failed, at = len(state.failed_entries()), day(state.ended_at or 0.0)
     if failed:
         return (
@@ -136,7 +136,7 @@ def nothing_run(state: State) -> str:
 
 
 def submitted(known: State | None, priority: int) -> Submitted:
-    """`known`: the evaluation by its journal; None: there is none yet."""
+    """Return the effect of a submission. `known`: the evaluation from its journal; None: there is none yet."""
     if known is None:
         return Submitted(what="new", announce=True)
     before = known.record.priority

@@ -1,9 +1,9 @@
-"""Computes each suite entry's source key from its task and data files, before any build; says which of the inputs that a build or a
-score showed have changed since.
+"""Source keys of suite entries, from their task and data files before any build; and which inputs of a build or score have
+changed since.
 
-Rule: a key depends on file contents alone, so `eval`, `submit` and the daemon compute the same one.
-Of lm-eval's own tasks its version counts. What was shown is read again where it was made: by this process, or by the interpreter
-of [trial] python or container, which has other packages or files.
+Rule: a key depends only on file contents, so `eval`, `submit` and the daemon compute the same one. lm-eval's own tasks count
+by its version. Recorded inputs are read again in the same place: by this process, or by the interpreter of [trial] python or
+container, which has other packages or files.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from evaljobs.lmeval import shown_inputs, source_files
 from evaljobs.lmeval.catalogue import kept
 from evaljobs.staging.fingerprint import BadWeights, folder_identity, read_header
 
-ANSWER_SECONDS = 60.0  # longest wait for the digests that the trials' interpreter tells
-# Model arguments that name a folder which a run fills.
+ANSWER_SECONDS = 60.0  # longest wait for digests from the trials' interpreter
+# Model arguments that name a folder filled by a run.
 MADE_BY_RUNS = ("download_dir", "cache_dir", "offload_folder")
-# Variables that say where something lies, or how much is printed: what lies there counts.
+# Variables that give a location, or the amount of output: only the contents of the location count.
 NO_INPUT = re.compile(
     r"HF_|HUGGINGFACE_|TRANSFORMERS_(CACHE|VERBOSITY|OFFLINE)|XDG_|TQDM_|(HOME|TMPDIR|PATH|PYTHONSAFEPATH)$"
 )
 
 
 def inputs_of(suite: SuiteSpec, model: ModelOptions, site: Site, lm_eval: str) -> Inputs:
-    """Read and hash files. OperatorError where `peft` names no adapter."""
+    """Read and hash files. Raise OperatorError if `peft` names no adapter."""
     check_adapter(model)
     digests = source_files.Digests(site.paths.digests)
     names = [task.name for task in suite.tasks]
@@ -72,7 +72,7 @@ def inputs_of(suite: SuiteSpec, model: ModelOptions, site: Site, lm_eval: str) -
 
 
 def _named_by(model: ModelOptions, env: Mapping[str, str]) -> str:
-    """What model arguments name, as of `Inputs.model`; "" where they name nothing."""
+    """Return what model arguments name, as in `Inputs.model`; "" if nothing."""
     named = {
         key: _identity(key, value)
         for key, value in model.model_args.items()
@@ -88,7 +88,7 @@ def _named_by(model: ModelOptions, env: Mapping[str, str]) -> str:
 
 
 def _digests_of(env: Mapping[str, str]) -> dict[str, str]:
-    """Variable -> digest of its value; without secrets, which are no inputs, and without places."""
+    """Return variable -> digest of its value; without secrets, which are not inputs, and without locations."""
     return {
         name: hashlib.sha256(value.encode()).hexdigest()[:16]
         for name, value in sorted(env.items())
@@ -106,10 +106,10 @@ def _identity(key: str, place: str) -> str:
 
 
 def with_full_paths(model_args: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Model arguments with each local file or folder by its full path; other values as they are.
+    """Return model arguments with each local file or folder as a full path; other values are unchanged.
 
-    `folder`: relative paths start there. A word without a slash is a path only under a key of PLACES, so a folder
-    named `float32` is no dtype.
+    `folder`: base of relative paths. A word without a slash is a path only under a key of PLACES, so a folder named `float32`
+    is not taken for a dtype.
     """
 
     def full(key: str, value: Any) -> Any:
@@ -125,11 +125,11 @@ def _wrapped_adapter(place: Path) -> str:
     with contextlib.suppress(FileNotFoundError, BadWeights):
         why = wrapped_name(read_header(place / "adapter_model.safetensors").tensors)
         return why and f"{place}: {why}"
-    return ""  # a loader says what is wrong with it
+    return ""  # a loader reports what is wrong with it
 
 
 def check_adapter(model: ModelOptions) -> None:
-    """OperatorError where `peft` is to be a folder, and none with an adapter lies there. Ids of the Hub are not looked up."""
+    """Raise OperatorError if `peft` should be a folder but contains no adapter. Ids of the Hub are not looked up."""
     named = model.model_args.get("peft")
     if model.engine not in HF_ENGINES or not isinstance(named, str) or not named:
         return
@@ -142,7 +142,7 @@ def check_adapter(model: ModelOptions) -> None:
     elif HUB_ID.fullmatch(named):
         return
     else:
-        why = f"there is no folder {place}"
+        why = f"the folder {place} does not exist"
     raise OperatorError(f"peft in [trial] model_args: {why}")
 
 
@@ -150,22 +150,22 @@ def check_adapter(model: ModelOptions) -> None:
 
 
 class Present:
-    """The digests of rows now. It lives for one look: each path is read once."""
+    """Digests of recorded rows now. Used for one look: each path is read once."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
         self._digests = source_files.Digests(site.paths.digests)
-        self._inside: dict[str, str] = {}  # path, as the trials' interpreter sees it -> digest
+        self._inside: dict[str, str] = {}  # path as seen by the trials' interpreter -> digest
         named = site.worker_env.get("PYTHONPATH", "")
         self._search = [*filter(None, named.split(os.pathsep)), *sys.path]
 
     @property
     def reads_builds(self) -> bool:
-        """Are rows of a build cheap to read here? Else the build job itself looks."""
+        """Whether rows of a build are cheap to read here. Otherwise the build job checks them itself."""
         return not self._site.foreign
 
     def changed(self, rows: Mapping[str, str], *, of_build: bool = False) -> list[str]:
-        """Paths whose digest is another now, sorted. RetryError where the trials' interpreter does not answer."""
+        """Return the paths whose digest has changed, sorted. Raise RetryError if the trials' interpreter does not answer."""
         now = self.digests(rows, of_build=of_build)
         return sorted(path for path, digest in rows.items() if now[path] != digest)
 
@@ -183,14 +183,16 @@ class Present:
         try:
             told = evaljobs_says(self._site, "changed", given=[json.dumps(paths)], seconds=ANSWER_SECONDS)
         except CommandError as error:
-            why = f"the interpreter of the trials did not say what has changed: {error}"
+            why = f"the trials' interpreter did not report what has changed: {error}"
             raise RetryError(why) from error
         digests: dict[str, str] = json.loads(told.strip().splitlines()[-1])
         return digests
 
 
 def evaljobs_says(site: Site, *words: str, given: Sequence[str] = (), seconds: float | None = None) -> str:
-    """Output of `python -m evaljobs WORDS` by the trials' interpreter. `given`: in files that are the last words. CommandError."""
+    """Return the output of `python -m evaljobs WORDS` from the trials' interpreter. `given`: contents of files passed as the
+    last words. Raise CommandError.
+    """
     with ExitStack() as stack:
         for text in given:
             file = stack.enter_context(tempfile.NamedTemporaryFile("w", suffix=".json", dir=site.work_dir))

@@ -1,9 +1,9 @@
-"""The suite that an evaluation runs: one by name, one in a file, or tasks without a file, with other settings than its own.
+"""The suite of an evaluation: named, from a file, or tasks without a file, with settings that override its own.
 
-Rule: a file, the options of a command and the arguments of a call are tables of the same keys, merged here and checked once as a
-`SuiteSpec`. So tasks are the very suite that a file with the same values gives: ids, reuse and resume hold. A table is read
-strictly; paths in a file are relative to it. Shipped suites are in `evaljobs/suites`, since jobs on nodes read their tasks and
-data. `validate` checks that lm-eval has the tasks.
+Rule: a file, the options of a command and the arguments of a call are tables with the same keys, merged here and checked once
+as a `SuiteSpec`. Tasks on the command line are thus exactly the suite of a file with the same values: ids, reuse and resume
+apply. Unknown keys are refused; paths in a file are relative to it. Shipped suites are in `evaljobs/suites`, since jobs on
+nodes read their tasks and data. `validate` checks that lm-eval has the tasks.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from evaljobs.contract.paths import slug
 from evaljobs.contract.specs import Mode, SuiteSpec, TaskEntry
 from evaljobs.lmeval.task_yaml import index_of
 
-FAST_ENGINES = ("hf", "hf-auto", "huggingface")  # lm-eval's names of its transformers class
-BUDGET_IS_FAST = 'only mode = "fast" has a token budget: leave token_budget away, or set that mode'
-CHOOSE = "say --suite NAME or --tasks NAME,NAME, or set [watch] suite in evalspan.toml"
-MOST_NAME = 40  # characters of the tasks' part of a suite's name
-PATTERN = "*?["  # characters of a pattern of task names
+FAST_ENGINES = ("hf", "hf-auto", "huggingface")  # lm-eval's names for its transformers class
+BUDGET_IS_FAST = 'only mode = "fast" has a token budget: omit token_budget, or set that mode'
+CHOOSE = "pass --suite NAME or --tasks NAME,NAME, or set [watch] suite in evalspan.toml"
+MOST_NAME = 40  # length of the tasks' part of a suite's name
+PATTERN = "*?["
 OF_TASKS = ("limit", "num_fewshot", "gen_kwargs", "every")  # settings of each task
 HIDDEN = (
     "token_budget",
@@ -42,27 +42,28 @@ PathLike = str | Path
 
 
 class SuiteSettings(TypedDict, total=False):
-    """Settings of a suite that a call may replace; each has the meaning that it has in a suite file."""
+    """Settings of a suite that a call may replace; each has the same meaning as in a suite file."""
 
     limit: float | None  # documents of each task, or a share below 1
     num_fewshot: int | None  # examples in each prompt
     gen_kwargs: Mapping[str, Any] | None  # generation settings of each task
     every: int | None  # 1: each task is asked, whatever its `every` says
     batch_size: int | str | None  # a number, or "auto"
-    token_budget: int | str | None  # tokens of a forward pass in fast mode, or "auto"
+    token_budget: int | str | None  # tokens per forward pass in fast mode, or "auto"
     mode: Mode | None  # "exact" or "fast"
-    include_path: Sequence[PathLike] | PathLike  # folders of task YAMLs, from the current folder
-    seed: int | None  # one seed for all generators
+    include_path: Sequence[PathLike] | PathLike  # folders of task YAMLs, relative to the current folder
+    seed: int | None  # seed of all generators
     apply_chat_template: bool | str | None  # True, or a template's name
     system_instruction: str | None  # system message of each prompt
     fewshot_as_multiturn: bool | None  # few-shot examples as turns of the conversation
 
 
-# --- what a call or a command line says --------------------------------------------------------------------------------
+# --- settings from a call or a command line
+# -----------------------------------------------------------------------------------
 
 
 def chosen(suite: PathLike | None, tasks: Sequence[str] | str, more: SuiteSettings) -> dict[str, Any]:
-    """What is said of the suite: `suite`, `tasks` and settings. `tasks`: names, or "a,b". OperatorError for an unknown setting."""
+    """Return the given parts of the suite. `tasks`: names, or "a,b". Raise OperatorError for an unknown setting."""
     known = list(SuiteSettings.__annotations__)
     if unknown := [key for key in more if key not in known]:
         raise OperatorError(f"no argument {unknown[0]!r}; {toml.did_you_mean(unknown[0], known)}")
@@ -77,7 +78,7 @@ def chosen(suite: PathLike | None, tasks: Sequence[str] | str, more: SuiteSettin
 
 
 def words(said: Mapping[str, Any]) -> list[str]:
-    """Options of the command line that mean the same. `said`: of `chosen`."""
+    """Return equivalent command-line options. `said`: from `chosen`."""
     found: list[str] = []
     for key, value in said.items():
         option = f"--{key.replace('_', '-')}"
@@ -98,7 +99,7 @@ def words(said: Mapping[str, Any]) -> list[str]:
 
 
 def suite_of(said: Mapping[str, Any], default: str | None = None) -> SuiteSpec:
-    """The suite that `said` (of `chosen`) names; `default`: where it names none. OperatorError in one line."""
+    """Return the suite that `said` (from `chosen`) names; `default`: used if it names none. Raise OperatorError."""
     named, tasks = said.get("suite"), said.get("tasks")
     if tasks and named is not None:
         raise OperatorError(
@@ -119,25 +120,25 @@ def suite_of(said: Mapping[str, Any], default: str | None = None) -> SuiteSpec:
 
 
 def _with(suite: dict[str, Any], settings: dict[str, Any], *, named: bool = True) -> SuiteSpec:
-    """`suite`, as a `SuiteSpec` is dumped, with these settings. `named`: has it a name of its own, which stands for its folders?"""
+    """Return `suite`, a dumped `SuiteSpec`, with these settings. `named`: it has its own name, which stands for its folders."""
     if "limit" in settings:
         settings["limit"] = _limit(settings["limit"])
     for key in settings.keys() & {"batch_size", "token_budget"}:
         settings[key] = _count(str(settings[key]), key)
     data = suite | settings
     if settings.get("mode") == "exact" and "token_budget" not in settings:
-        data.pop("token_budget", None)  # of the suite's fast mode
+        data.pop("token_budget", None)  # from the suite's fast mode
     of_tasks = {key: data.pop(key) for key in OF_TASKS if key in settings}
     data["task"] = [task | of_tasks for task in data.pop("tasks")]
-    # of two definitions the later folder's counts
+    # of two definitions, the later folder's counts
     data["include_path"] = [*suite["include_path"], *settings.get("include_path", ())]
     data["name"] += _suffix(settings, suite, named=named)
     return _checked(data, _option, None)
 
 
 def _of_tasks(named: Sequence[str], own_folders: Sequence[str]) -> dict[str, Any]:
-    """A suite of the tasks that sets nothing else, as a `SuiteSpec` is dumped."""
-    # task of evalspan's own -> the shipped suite that has its folder, and its entry there
+    """Return a suite of the tasks with no other settings, as a dumped `SuiteSpec`."""
+    # task of evalspan's own -> the shipped suite with its folder, and its entry there
     loaded = [suite for suite in map(load_suite, names()) if suite.include_path]
     shipped = {task.name: (suite, task) for suite in loaded for task in suite.tasks}
     own = index_of(own_folders)
@@ -158,7 +159,7 @@ def _of_tasks(named: Sequence[str], own_folders: Sequence[str]) -> dict[str, Any
 
 
 def _checked_name(text: str) -> str:
-    """A task's name, or the full path of a YAML file."""
+    """Return a task's name, or the full path of a YAML file."""
     if text.endswith((".yaml", ".yml")):
         path = Path(text).expanduser().resolve()
         if not path.is_file():
@@ -192,7 +193,7 @@ def _count(text: str, key: str) -> int | Literal["auto"]:
 
 
 def _option(location: toml.Location) -> str:
-    """The option that set a value of the suite."""
+    """Return the option that set a value of the suite."""
     named = [str(part) for part in location if not isinstance(part, int)]
     if named[:2] in ([], ["task"], ["task", "name"]):
         return "--tasks"
@@ -200,7 +201,7 @@ def _option(location: toml.Location) -> str:
 
 
 def _name_of(tasks: Sequence[str]) -> str:
-    """The name of a suite of tasks: readable, at most about 60 characters."""
+    """Return the name of a suite of tasks: readable, at most about 60 characters."""
     every = [Path(n).stem if n.endswith((".yaml", ".yml")) else n for n in dict.fromkeys(tasks)]
     text, shown = every[0][:MOST_NAME], 1
     while shown < len(every) and len(text) + 1 + len(every[shown]) <= MOST_NAME:
@@ -209,9 +210,9 @@ def _name_of(tasks: Sequence[str]) -> str:
 
 
 def _suffix(settings: Mapping[str, Any], before: Mapping[str, Any], *, named: bool) -> str:
-    """What sets the scores of these settings apart from those of the suite `before`, in a name.
+    """Return a name suffix that distinguishes scores of these settings from those of the suite `before`.
 
-    A digest stands for the settings that have no word of their own.
+    Settings without a word of their own are covered by a digest.
     """
     limit = f"-limit{number(settings['limit'])}" if "limit" in settings else ""
     shots = f"-{settings['num_fewshot']}shot" if "num_fewshot" in settings else ""
@@ -231,7 +232,7 @@ def _suffix(settings: Mapping[str, Any], before: Mapping[str, Any], *, named: bo
 
 
 def number(value: float) -> str:
-    """All digits of a number; a whole one without a point."""
+    """Format all digits of a number; integers without a point."""
     return str(int(value)) if float(value).is_integer() else str(value)
 
 
@@ -247,10 +248,10 @@ def names() -> list[str]:
 
 
 def load_suite(name_or_file: str | Path) -> SuiteSpec:
-    """The suite of that name, or in that file (a name with a slash, or ending in ".toml").
+    """Load the suite of that name, or in that file (a name with a slash, or ending in ".toml").
 
-    `include_path` comes back absolute. OperatorError: no such suite (with the nearest names), no
-    such file or folder, or a wrong key or value (with its line).
+    `include_path` becomes absolute. Raise OperatorError: no such suite (with the nearest names), no such file or folder, or a
+    wrong key or value (with its line).
     """
     path = _find(str(name_or_file))
     data, text = toml.read(path)
@@ -258,7 +259,7 @@ def load_suite(name_or_file: str | Path) -> SuiteSpec:
 
 
 def _checked(data: Mapping[str, Any], where: toml.Where, path: Path | None) -> SuiteSpec:
-    """The suite of a suite file's values. `path`: the file that its relative paths start from; None: the current folder."""
+    """Return the suite of a suite file's values. `path`: the file that relative paths start from; None: the current folder."""
     suite = toml.check(SuiteSpec, data, where)
     _refuse_twins(suite.tasks, where)
     if all(task.every > 1 for task in suite.tasks):
@@ -266,9 +267,9 @@ def _checked(data: Mapping[str, Any], where: toml.Where, path: Path | None) -> S
             f"{where(('task', 0, 'every'))}: every task has `every` above 1, so most checkpoints would be asked nothing: "
             "leave it away for one task"
         )
-    if suite.fewshot_as_multiturn and suite.apply_chat_template is False:  # as lm_eval refuses it
+    if suite.fewshot_as_multiturn and suite.apply_chat_template is False:  # lm_eval refuses it as well
         raise OperatorError(
-            f"{where(('fewshot_as_multiturn',))}: few-shot examples become turns by a chat template alone: set apply_chat_template"
+            f"{where(('fewshot_as_multiturn',))}: few-shot examples become turns only with a chat template: set apply_chat_template"
         )
     if suite.token_budget is not None and suite.mode == "exact":
         raise OperatorError(f"{where(('token_budget',))}: {BUDGET_IS_FAST}")
@@ -282,10 +283,10 @@ def _checked(data: Mapping[str, Any], where: toml.Where, path: Path | None) -> S
 
 
 def settled(suite: SuiteSpec, mode: Mode, engine: str) -> SuiteSpec:
-    """The suite as an evaluation runs it: in its own mode, else `mode` of the settings.
+    """Return the suite as an evaluation runs it: in its own mode, otherwise `mode` of the settings.
 
-    Mode None is "exact" from here on, so that the ids of exact evaluations are those of before
-    there were modes. OperatorError where the engine, or a setting of the suite, does not go with it.
+    Exact mode becomes mode None, so that ids of exact evaluations are unchanged since before there were modes. Raise
+    OperatorError if the engine, or a setting of the suite, does not support the mode.
     """
     how = suite.mode or mode
     if how == "exact":
@@ -329,16 +330,16 @@ def _folder(part: str, suite: Path | None, where: toml.Where) -> str:
 
 
 def _refuse_twins(tasks: Sequence[TaskEntry], where: toml.Where) -> None:
-    """Refuse two entries, or an entry and a group, of one name: results are keyed by name, so the second would overwrite."""
+    """Refuse two entries, or an entry and a group, of one name: results are keyed by name, so one would overwrite the other."""
     seen: set[str] = set()
     for index, task in enumerate(tasks):
         if task.name in seen:
             raise OperatorError(
-                f"{where(('task', index, 'name'))}: task {task.name!r} stands twice; put the second into a suite of its own"
+                f"{where(('task', index, 'name'))}: task {task.name!r} is listed twice; put the second into a suite of its own"
             )
         seen.add(task.name)
     for index, task in enumerate(tasks):
         if task.group in seen:
             raise OperatorError(
-                f"{where(('task', index, 'group'))}: {task.group!r} is a task of this suite, too: rename the group"
+                f"{where(('task', index, 'group'))}: {task.group!r} is also a task of this suite: rename the group"
             )

@@ -1,7 +1,7 @@
 """Checks before submission: the suite's tasks, the cluster.
 
-Rule: input that will fail is refused in one line, before anything is written or started. Called by
-`eval` and `submit`; `doctor` calls `probes` and `refusals`.
+Rule: input that would fail is refused in one line, before anything is written or started. Called by `eval` and `submit`;
+`doctor` calls `probes` and `refusals`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ TASKS_SECONDS = 120
 
 
 def check_tasks(suite: SuiteSpec, site: Site, prepare: str) -> Sequence[str]:
-    """Local data of a suite's tasks (files, patterns, folders), by lm-eval in the trial interpreter.
+    """Check a suite's tasks with lm-eval in the trial interpreter, and return their local data (files, patterns, folders).
 
-    OperatorError where lm-eval lacks a task, or jobs could not run its YAML, data or turns.
-    `prepare`: the command that fetches data sets, for the message.
+    Raise OperatorError if lm-eval lacks a task, or jobs could not run its YAML, data or turns. `prepare`: the command that
+    fetches data sets, for the message.
     """
     _check_files(suite)
     asked = {
@@ -76,23 +76,24 @@ def check_tasks(suite: SuiteSpec, site: Site, prepare: str) -> Sequence[str]:
     return files
 
 
-MOST_LOOKED_AT = 500  # YAML files, of which all are read: a copy of lm-eval's own tasks has thousands
+# above this number, not every YAML file is read: a copy of lm-eval's own tasks has thousands
+MOST_LOOKED_AT = 500
 
 
 def passed_over(suite: SuiteSpec) -> str:
-    """Names YAML files in the suite's folders that cannot be read, which lm-eval passes over without a word; "" for none."""
+    """Return a warning about unreadable YAML files in the suite's folders, which lm-eval skips silently; "" if none."""
     files = [file for folder in suite.include_path for file in sorted(Path(folder).rglob("*.y*ml"))][
         :MOST_LOOKED_AT
     ]
     said = [f"{file}: {why}" for file in files if (why := unreadable(file))]
-    return f"lm-eval passes over what cannot be read: {first_of(said)}" if said else ""
+    return f"lm-eval skips files that cannot be read: {first_of(said)}" if said else ""
 
 
 def _check_files(suite: SuiteSpec) -> None:
-    """OperatorError for a YAML file of a task that cannot be read: lm-eval would pass it over."""
+    """Raise OperatorError for an unreadable YAML file of a task: lm-eval would skip it."""
     files = [Path(task.name) for task in suite.tasks if task.name.endswith((".yaml", ".yml"))]
     named = {task.name for task in suite.tasks}
-    for folder in suite.include_path:  # of these, those that are named like a task
+    for folder in suite.include_path:  # of these, only those named like a task
         files += [file for file in Path(folder).rglob("*.y*ml") if file.stem in named]
     for file in files:
         if why := unreadable(file):
@@ -100,7 +101,7 @@ def _check_files(suite: SuiteSpec) -> None:
 
 
 def check_cluster(cluster: Cluster, record: EvaluationRecord) -> str:
-    """Check that the cluster takes each kind of job and that a trial fits some node; nodes whose GPUs are too small, in words."""
+    """Check that the cluster accepts each kind of job and a trial fits some node. Return a warning about small GPUs."""
     options = record.options
     size = NO_CHECKPOINT if record.convert else footprint(record)  # the size after a conversion is unknown
     try:
@@ -118,7 +119,7 @@ def check_cluster(cluster: Cluster, record: EvaluationRecord) -> str:
             del jobs["stage"]
         for kind, refusal in refusals(cluster, jobs, nodes):
             if ends(refusal) == "node" and not any(n.usable for n in nodes):
-                continue  # it waits for its nodes; they refuse, too, where they cannot hold the job
+                continue  # it waits for its nodes; they also refuse jobs that they cannot hold
             hint = _hint(jobs[kind], refusal)
             raise OperatorError(
                 f"the cluster refuses evalspan's jobs ({kind}): {refusal}{f' ({hint})' if hint else ''}"
@@ -131,7 +132,7 @@ def check_cluster(cluster: Cluster, record: EvaluationRecord) -> str:
 
 
 def _with_gpus(listed: Sequence[NodeState], wanted: int) -> list[NodeState]:
-    """The nodes that evaluations may use and that have the GPUs of a trial; OperatorError where there is none."""
+    """Return the usable nodes with enough GPUs for a trial. Raise OperatorError if there are none."""
     nodes = [n for n in listed if n.gpus]
     if why := none_left(nodes):
         raise OperatorError(why)
@@ -151,24 +152,25 @@ def _with_gpus(listed: Sequence[NodeState], wanted: int) -> list[NodeState]:
 
 
 def _hint(job: Job, refusal: str) -> str:
-    """The setting that a refusal is about; "" where none is known."""
+    """Return the setting that a refusal is about; "" if unknown."""
     hint = setting_of(refusal)
     if not hint and not job.gpus:
         hint = "[cluster] cpu_partition names where jobs without GPUs go"
-    if not hint and "Unspecified error" in refusal:  # a site's own rule, as of GPUs without a type
+    # a site's own rule, for instance about GPUs without a type
+    if not hint and "Unspecified error" in refusal:
         hint = "[slurm] gpu_request says how jobs ask for GPUs"
     return hint.replace("ROLE", ROLES[job.purpose])
 
 
 def no_answer(error: ClusterError) -> RetryError:
-    """The error where the cluster cannot be asked; only Slurm is asked by commands that may be missing or fail."""
+    """Return the error for an unreachable cluster; only Slurm's commands may be missing or fail."""
     return RetryError(
         f"no Slurm answers here ({error}): --cluster local evaluates on this machine; else run on a login node"
     )
 
 
 def _check_power(nodes: Sequence[NodeState]) -> None:
-    """OperatorError where every node is powered down and none may be booted: nothing would ever start."""
+    """Raise OperatorError if every node is powered down and none may be booted: nothing would ever start."""
     if all("~" in n.state and not n.usable for n in nodes):
         raise OperatorError(
             f"Slurm has powered down all nodes with GPUs ({nodes[0].name} is {nodes[0].state}): "
@@ -177,7 +179,7 @@ def _check_power(nodes: Sequence[NodeState]) -> None:
 
 
 def _check_memory(nodes: Sequence[NodeState], options: RunOptions, size: Footprint) -> None:
-    """OperatorError where no node could ever hold the staged weights and one trial."""
+    """Raise OperatorError if no node could ever hold the staged weights and one trial."""
     if not all(n.counts_memory for n in nodes):
         return
     wanted = asked("trial", options, size)["memory_mb"]
@@ -194,7 +196,7 @@ def _check_memory(nodes: Sequence[NodeState], options: RunOptions, size: Footpri
 def probes(
     options: RunOptions, size: Footprint = NO_CHECKPOINT, *, best_effort: bool = False
 ) -> dict[Purpose, Job]:
-    """A sample job of each kind that an evaluation submits, for `cluster.check`; a host has one trial."""
+    """Return a sample job of each kind that an evaluation submits, for `cluster.check`; a host has one trial."""
     kinds: list[Purpose] = ["build", "stage", "host" if options.stage.hosts else "trial", "metric"]
     return {kind: _probe(kind, options, size, best_effort=best_effort) for kind in kinds}
 
@@ -213,7 +215,7 @@ def _probe(kind: Purpose, options: RunOptions, size: Footprint, *, best_effort: 
 def refusals(
     cluster: Cluster, jobs: Mapping[Purpose, Job], nodes: Sequence[NodeState]
 ) -> Iterator[tuple[Purpose, str]]:
-    """(kind, cluster's words) of each job that the cluster refuses. Raises ClusterError.
+    """Yield (kind, the cluster's message) of each job that the cluster refuses. Raise ClusterError.
 
     `nodes`: those with GPUs; a precursor is checked on two of them.
     """

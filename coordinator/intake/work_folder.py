@@ -1,8 +1,8 @@
-"""The work folder: its user's alone, or readable by one group; refused where others could replace what jobs run.
+"""The work folder: private to its user, or readable by one group; refused if others could replace what jobs run.
 
-Rule: its root decides who may see what lies in it, since a new file is as visible as its folder (`storage.file_mode`).
-Members of the group leave checkpoints in the inbox, where the sticky bit keeps each member's files from the others;
-all else is the user's. Called by the intake and the commands.
+Rule: its root decides who may see its contents, since a new file is as visible as its folder (`storage.file_mode`). Members
+of the group leave checkpoints in the inbox, whose sticky bit protects each member's files from the others; everything else is
+the user's. Called by the intake and the commands.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from evaljobs.contract.paths import WorkPaths
 log = logging.getLogger(__name__)
 
 PRIVATE = 0o700
-SHARED = 0o2750  # setgid: what is made below belongs to the group, too
+SHARED = 0o2750  # setgid: new files inside belong to the group as well
 NEW = "give --work-dir a new folder"
-DROP = 0o3770  # of a shared inbox, in which each member of the group leaves files of its own
+DROP = 0o3770  # of a shared inbox, in which each member of the group leaves files
 
 
 def load(
@@ -39,10 +39,10 @@ def load(
     *,
     makes: bool = True,
 ) -> Config:
-    """The settings in force: file, environment, command line. The work folder is made and checked.
+    """Load the current settings: file, environment, command line. Create and check the work folder.
 
-    `more`: dotted key -> value of another option; None: not given. `makes` False: of a command that
-    only reads, which leaves a folder that is not there, or read-only, as it is.
+    `more`: dotted key -> value of another option; None: not given. `makes` False: for commands that only read; a missing or
+    read-only folder is left as it is.
     """
     overrides = {"work_dir": work_dir, **(more or {})}
     config = loading.load(Path(path) if path else None, os.environ, overrides)
@@ -53,7 +53,7 @@ def load(
         open_folder(work, config.shared_group)
         probe = work / f".probe-{os.getpid()}"
         probe.write_bytes(b"")
-        probe.unlink(missing_ok=True)  # a process of another host may have had the same pid, and name
+        probe.unlink(missing_ok=True)  # a process of another host may have had the same pid and name
     except OSError as error:
         if not makes and error.errno == errno.ENOENT:
             return config
@@ -61,7 +61,7 @@ def load(
         paths = WorkPaths(work)
         used = any(map(os.path.exists, (paths.lock, paths.inbox)))  # False in a private folder
         if used and (full or error.errno in {errno.EACCES, errno.EROFS}):
-            return config  # it was in use before: the loop waits for room, and `report` reads another user's scores
+            return config  # in use before: the loop waits for space, and `report` reads another user's scores
         if full:
             raise OperatorError(f"{full}: {RESUMES}") from error
         raise OperatorError(
@@ -71,10 +71,10 @@ def load(
 
 
 def open_folder(root: Path, shared_group: str | None) -> None:
-    """Make the work folder, or fit the modes of an existing one to the settings.
+    """Create the work folder, or adapt the modes of an existing one to the settings.
 
-    Leaves a folder of another user as it is. OperatorError where others may write to it, too, or where the group is
-    unknown or not this user's; OSError where the file system refuses.
+    Another user's folder is left as it is. Raise OperatorError if others may write to it too, or if the group is unknown or
+    not this user's; OSError if the file system refuses.
     """
     root.parent.mkdir(parents=True, exist_ok=True)
     made = False
@@ -104,9 +104,9 @@ def open_folder(root: Path, shared_group: str | None) -> None:
 
 
 def _open_inbox(paths: WorkPaths, group: int | None) -> None:
-    """Let the group, where there is one, write to the inbox, and to no folder below it."""
+    """Let the group, if there is one, write to the inbox, but to no folder below it."""
     refused = paths.inbox / "refused"
-    if group is not None:  # else a member could make it
+    if group is not None:  # otherwise a member could create it
         refused.mkdir(PRIVATE, parents=True, exist_ok=True)
     _fit(refused, PRIVATE if group is None else SHARED, group)
     _fit(paths.redis, PRIVATE)
@@ -114,7 +114,7 @@ def _open_inbox(paths: WorkPaths, group: int | None) -> None:
 
 
 def is_of_another(root: Path) -> bool:
-    """Is it another user's, so that this one may read it at most, or leave checkpoints in its inbox? Root's rights are the owner's."""
+    """Return whether it belongs to another user, and may at most be read or given checkpoints. Root acts as the owner."""
     try:
         return os.geteuid() not in (0, root.stat().st_uid)
     except OSError:
@@ -122,14 +122,14 @@ def is_of_another(root: Path) -> bool:
 
 
 def refuse_guest(root: Path, instead: str = "") -> None:
-    """OperatorError where the work folder is another user's, who alone commands it. `instead`: what that user may do."""
+    """Raise OperatorError if the work folder is another user's, who alone commands it. `instead`: what this user may do."""
     if is_of_another(root):
         owner = name_of(root.stat().st_uid)
         raise OperatorError(f"evaluations of {root} are {owner}'s: ask {owner}{instead}")
 
 
 def unsafe(file: os.stat_result) -> str:
-    """Why a file in the work folder may not be what its owner wrote; "" where it is."""
+    """Return why a file in the work folder may not be what its owner wrote; "" if it is."""
     if file.st_mode & 0o022:
         return f"other users than {name_of(file.st_uid)} may write to its file"
     if file.st_nlink != 1:
@@ -138,7 +138,7 @@ def unsafe(file: os.stat_result) -> str:
 
 
 def name_of(uid: int) -> str:
-    """The user's name; the number where this host knows none."""
+    """Return the user's name; the number if this host knows none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -146,7 +146,7 @@ def name_of(uid: int) -> str:
 
 
 def is_read_only(root: Path) -> bool:
-    """Has its owner no right to write, as in a folder that a person has closed?"""
+    """Return whether its owner may not write to it, as in a folder that a person has closed."""
     return not root.stat().st_mode & stat.S_IWUSR
 
 
@@ -160,7 +160,7 @@ def _refuse_writable(root: Path, mode: int) -> None:
 
 
 def _is_only_ours(root: Path) -> bool:
-    """Is it a work folder already, or empty? Another folder's modes are not evalspan's to change."""
+    """Return whether it is a work folder already, or empty. Modes of other folders are not evalspan's to change."""
     work = WorkPaths(root)
     marks = (work.lock, work.inbox, work.redis, work.cache, work.request_sets)
     used = any(mark.exists() for mark in marks) or any(root.glob("*/journal.jsonl"))
@@ -194,7 +194,7 @@ def _keep_private(root: Path, mode: int) -> None:
 
 
 def _share(root: Path, group: int, name: str) -> None:
-    """Give the folder to the group. OperatorError where something in it would stay closed to the group."""
+    """Give the folder to the group. Raise OperatorError if something in it would stay closed to the group."""
     with os.scandir(root) as entries:
         closed = [e.name for e in entries if not _is_open(e.stat(follow_symlinks=False), group, e.name)]
     if closed:
@@ -208,14 +208,14 @@ def _share(root: Path, group: int, name: str) -> None:
 
 
 def _is_open(entry: os.stat_result, group: int, name: str) -> bool:
-    """May the group read this entry of the root? True of what is made or fitted anew."""
+    """Return whether the group may read this entry of the root. True for entries created or adapted later."""
     if name.startswith(".") or name in ("redis", "inbox"):
         return True
     return bool(entry.st_mode & (stat.S_IRGRP if entry.st_gid == group else stat.S_IROTH))
 
 
 def _fit(folder: Path, mode: int, group: int | None = None) -> None:
-    """Give a folder of this user these bits, and its group; one that is not there is left alone."""
+    """Set a folder's mode and group if it exists and belongs to this user."""
     with suppress(FileNotFoundError):
         found = folder.lstat()
         if stat.S_ISDIR(found.st_mode) and (

@@ -1,8 +1,8 @@
-"""Puts the files of an ended evaluation into one zip file, `files.zip`.
+"""Archives the files of an ended evaluation in one zip file, `files.zip`.
 
-Rule: the archive is written beside the folders under a temporary name, made durable and read back; only then does it
-take its name, and only then the files go. So a reader (`evaljobs.contract.folded`) finds each file at any time, and what
-was killed is done again. Called at the end of an evaluation, by the daemon in a process of its own, and by `prune`.
+Rule: the archive is written beside the folders under a temporary name, synced and verified; only then is it renamed, and only
+then are the files removed. So a reader (`evaljobs.contract.folded`) always finds each file, and an interrupted archiving is
+repeated. Called at the end of an evaluation, by the daemon in a separate process, and by `prune`.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from evaljobs.contract.storage import file_mode, sync_folder
 
 log = logging.getLogger(__name__)
 
-MOST_FILES = 60  # an ended evaluation of at most so many files keeps its folders, which people open by hand
+# an ended evaluation with at most this many files keeps its folders, which people open by hand
+MOST_FILES = 60
 FOLDERS = (
     "specs", "outcomes", "release", "verdicts", "judgements", "responses", "logs", "scores", "samples",
 )  # fmt: skip
 
 # File WORK_DIR/ID/.files-RANDOM: an unfinished archive | the coordinator | at the next one
-_TEMPORARY = ".files-"  # how names of unfinished archives begin
+_TEMPORARY = ".files-"  # prefix of unfinished archives
 _PART_BYTES = 1 << 20
 
 
 def archive_ended(paths: EvaluationPaths, most: int = MOST_FILES) -> bool:
-    """Merge an evaluation's columns, and archive it if it has more than `most` files. False where no file was archived.
+    """Merge an evaluation's columns, and archive it if it has more than `most` files. Return False if no file was archived.
 
-    BlockingIOError where a coordinator or a prune works on it; OSError where the disk refuses: all files are still
-    there.
+    Raise BlockingIOError if a coordinator or a prune has it; OSError if the disk refuses, with all files still in place.
     """
     if count_files(paths) <= most and is_merged(paths):
         return False
@@ -59,8 +59,8 @@ def archive_ended(paths: EvaluationPaths, most: int = MOST_FILES) -> bool:
 
 
 def archive_all(work_dir: Path, names: Iterable[str] | None = None) -> int:
-    """`archive_ended` of these evaluations of a work folder, or of all; how many were. An error of one is logged: it keeps
-    its files, and a later daemon archives it.
+    """Call `archive_ended` for these evaluations of a work folder, or for all, and return how many were archived. An error is
+    logged; that evaluation keeps its files, and a later daemon archives it.
     """
     if names is None:
         names = sorted(journal.parent.name for journal in work_dir.glob("*/journal.jsonl"))
@@ -72,21 +72,21 @@ def archive_all(work_dir: Path, names: Iterable[str] | None = None) -> int:
 
 
 def _not_archived(name: str, error: Exception) -> None:
-    if not isinstance(error, BlockingIOError):  # a coordinator works on it again
+    if not isinstance(error, BlockingIOError):  # a coordinator has resumed it
         log.warning("%s is not archived: %s", name, error, exc_info=traceback_of(error))
 
 
 def count_files(paths: EvaluationPaths) -> int:
-    """Files, not folders, of an evaluation."""
+    """Count the files, not folders, of an evaluation."""
     return sum(len(names) for _, _, names in os.walk(paths.root))
 
 
 def write_archive(paths: EvaluationPaths, without: Collection[str] = ()) -> None:
-    """Archive an evaluation that has ended and whose journal's lock the caller holds; errors as of `archive_ended`.
+    """Archive an ended evaluation whose journal's lock the caller holds; errors as in `archive_ended`.
 
-    Members of earlier archives stay, but for those of the folders `without`.
+    Members of earlier archives are kept, except those of the folders `without`.
     """
-    for left in paths.root.glob(f"{_TEMPORARY}*"):  # of a process that was killed
+    for left in paths.root.glob(f"{_TEMPORARY}*"):  # from a process that was killed
         left.unlink(missing_ok=True)
     kept = [paths.root / name for name in FOLDERS if name not in without]
     loose = {path: there for folder in kept for path, there in _loose(folder)}
@@ -99,12 +99,12 @@ def write_archive(paths: EvaluationPaths, without: Collection[str] = ()) -> None
             if _stamp(path.lstat()) == _stamp(there):  # a job that ends late may still write
                 path.unlink()
     for folder in (paths.root / name for name in FOLDERS):
-        with contextlib.suppress(OSError):  # not there, or not empty
+        with contextlib.suppress(OSError):  # missing, or not empty
             folder.rmdir()
 
 
 def _loose(folder: Path) -> list[tuple[Path, os.stat_result]]:
-    """Files that lie in a folder and can be archived. Unfinished ones (`write_atomic`) go: their writers have ended."""
+    """Return files in a folder that can be archived. Unfinished ones (`write_atomic`) are removed: their writers have ended."""
     for left in folder.glob(".*"):
         if not left.is_dir():
             left.unlink(missing_ok=True)
@@ -112,7 +112,7 @@ def _loose(folder: Path) -> list[tuple[Path, os.stat_result]]:
 
 
 def _archivable(folder: Path) -> list[Path]:
-    """Files of a folder, loose and archived, but for a link, a pipe, or a name that is no text, as a job may leave it."""
+    """Return files of a folder, loose and archived, except links, pipes and names that are not text, which a job may leave."""
     return [
         path
         for path in files_in(folder)
@@ -125,7 +125,7 @@ def _stamp(there: os.stat_result) -> tuple[int, int, int]:
 
 
 def _write(archive: Path, files: list[Path]) -> None:
-    """Write the archive anew. OSError where it does not hold these files."""
+    """Write the archive. Raise OSError if it does not contain these files."""
     descriptor, name = tempfile.mkstemp(prefix=_TEMPORARY, dir=archive.parent)
     temporary = Path(name)
     try:
@@ -153,10 +153,10 @@ def _check(archive: Path, files: int) -> None:
 
 def _add(new: zipfile.ZipFile, path: Path) -> None:
     info = zipfile.ZipInfo(f"{path.parent.name}/{path.name}", time.localtime()[:6])
-    # response files hold compressed records and are read in place
+    # response files contain compressed records and are read in place
     stored = path.parent.name == "responses"
     info.compress_type = zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED
     info.external_attr = 0o600 << 16
-    info.file_size = file_size(path)  # whether the member needs the 64-bit form
+    info.file_size = file_size(path)  # determines whether the member needs the 64-bit format
     with open_file(path) as source, new.open(info, "w") as target:
         shutil.copyfileobj(source, target, _PART_BYTES)

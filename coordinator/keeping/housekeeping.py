@@ -1,7 +1,7 @@
 """The daemon's child process that archives ended evaluations, judges their trainings, and prunes by `[retention]`.
 
-Rule: one process at a time, and the loop never waits for it; killed at any step it is done again. It is started when an
-evaluation has ended, at the daemon's start for what an earlier one left, and once a day for `[retention]`.
+Rule: one process at a time, and the loop never waits for it; killed at any step, its work is repeated. It is started when an
+evaluation has ended, at the daemon's start for leftovers of an earlier one, and once a day for `[retention]`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from evaljobs.contract.storage import write_atomic
 log = logging.getLogger(__name__)
 
 RETENTION_SECONDS = 86400.0  # between two prunes by `[retention]`
-LOOK_SECONDS = 600.0  # between two looks whether one is due
-NICE = 10  # of the process: evaluations go first
+LOOK_SECONDS = 600.0  # between two checks whether one is due
+NICE = 10  # of the process: evaluations take precedence
 
 
 class Job(Record):
-    """Input of the process. `ended`: ids of evaluations to archive, None: all; `code`: as of `retention.going`."""
+    """Input of the process. `ended`: ids of evaluations to archive, None: all; `code`: as in `retention.going`."""
 
     work_dir: str
     horizon: int  # of verdicts along a training
@@ -44,7 +44,7 @@ class Job(Record):
 
 
 def prune_due(work: WorkPaths, now: float) -> bool:
-    """Was no prune by `[retention]` within the last day, by this or an earlier daemon? `now`: unix seconds."""
+    """Return whether neither this nor an earlier daemon has pruned by `[retention]` within a day. `now`: unix seconds."""
     try:
         return now - _mark(work).stat().st_mtime >= RETENTION_SECONDS
     except FileNotFoundError:
@@ -52,7 +52,7 @@ def prune_due(work: WorkPaths, now: float) -> bool:
 
 
 def _mark(work: WorkPaths) -> Path:
-    return work.cache / "retention"  # its mtime: of the last prune
+    return work.cache / "retention"  # its mtime is the time of the last prune
 
 
 class Housekeeper:
@@ -62,7 +62,7 @@ class Housekeeper:
         self._work = WorkPaths(config.work_dir)
         self._policy = config.retention if config.retention.keep else None
         self._code, self._horizon = code_of(config), config.horizon
-        self._ended: set[str] | None = None  # to archive; None: all of them, as at the start
+        self._ended: set[str] | None = None  # to archive; None: all, as at the start
         self._throttle = Throttle()
         # File WORK_DIR/cache/housekeeping.log: output of archiving and of retention | the coordinator | may be removed
         self._process = Aside("coordinator.keeping.housekeeping", self._work.cache / "housekeeping.log")
@@ -77,11 +77,9 @@ class Housekeeper:
         return self._ended is None or bool(self._ended) or self._process.running
 
     def tick(self, now: float) -> None:
-        """Start what is due, where nothing runs. `now`: unix seconds. OSError where it cannot be started: the next daemon
-        does it again.
-        """
+        """Start what is due, if nothing runs. `now`: unix seconds. Raise OSError if that fails; the next daemon repeats it."""
         if self._process.ended():
-            log.warning("housekeeping has failed: see %s; the next daemon does it again", self._process.log)
+            log.warning("housekeeping failed: see %s; the next daemon repeats it", self._process.log)
         if self._process.running:
             return
         looks = self._policy is not None and self._throttle.due("retention", LOOK_SECONDS, now)
@@ -99,12 +97,12 @@ class Housekeeper:
         self._process.begin(job.model_dump_json().encode())
 
     def stop(self) -> None:
-        """End what runs: the next daemon does it again."""
+        """End what runs: the next daemon repeats it."""
         self._process.stop()
 
 
 def keep_house(job: Job, now: float) -> None:
-    """Archive, judge the trainings of what has ended, then prune where the job says so."""
+    """Archive, judge the trainings of ended evaluations, then prune if the job says so."""
     work = WorkPaths(job.work_dir)
     if archived := archive_all(work.root, job.ended):
         log.info("archived %d evaluations", archived)
@@ -127,7 +125,7 @@ def keep_house(job: Job, now: float) -> None:
 
 
 def main() -> int:
-    """The child process. Its output is the log."""
+    """Run the child process. Its output is the log."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     os.nice(NICE)
     keep_house(Job.model_validate_json(sys.stdin.buffer.read()), time.time())

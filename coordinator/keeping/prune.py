@@ -1,9 +1,9 @@
-"""What lies in a work folder, by kind and by evaluation, and removing what a policy does not keep.
+"""Contents of a work folder, by kind and by evaluation, and removal of what a policy does not keep.
 
 Rule: `read_work_folder` reads names, sizes and the beginnings of journals, and `retention` decides. Each evaluation is
-looked at once more under its journal's lock, so that one that a coordinator resumed loses nothing. A part goes at once, by a
-rename, before its files are deleted: killed at any step an evaluation stays readable, and the next prune goes on. Called by
-`evalspan prune`, `status --disk` and the daemon's housekeeping.
+checked again under its journal's lock, so that one resumed by a coordinator loses nothing. A part is first renamed, then its
+files are deleted: killed at any step an evaluation stays readable, and the next prune continues. Called by `evalspan prune`,
+`status --disk` and the daemon's housekeeping.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 log = logging.getLogger(__name__)
 # File WORK_DIR/ID/.pruned-NAME: what is being removed | `prune`, the coordinator | at the next prune
-GOING = ".pruned-"  # how names of what is being removed begin
+GOING = ".pruned-"  # prefix of what is being removed
 _SETS = re.compile(rb'/request_sets/([^/"]+)')
-_HEAD_BYTES = 1 << 20  # of a journal, in which its request sets are named
-_BLOCK = 512  # bytes of a block as `st_blocks` counts them
+_HEAD_BYTES = 1 << 20  # of a journal, which name its request sets
+_BLOCK = 512  # bytes of a block in `st_blocks`
 
 
-# --- what there is -------------------------------------------------------------------------------------------------
+# --- contents ----------------------------------------------------------------------------------------------------------
 
 
 def read_work_folder(work: WorkPaths) -> WorkFolder:
-    """The work folder as it is now; what goes meanwhile is passed over."""
+    """Read the current work folder, ignoring what disappears meanwhile."""
     evaluations: list[OnDisk] = []
     shared: list[Shared] = []
     others: dict[str, Size] = {}
@@ -61,7 +61,7 @@ def read_work_folder(work: WorkPaths) -> WorkFolder:
 
 
 def _shared(folder: Path, kind: str) -> Iterator[Shared]:
-    """What lies in one of the shared folders, each with its own kind where `prune` may remove it."""
+    """Yield contents of one of the shared folders, each with its own kind if `prune` may remove it."""
     for entry in _entries(folder):
         name, path = entry.name, Path(entry.path)
         of = kind
@@ -100,7 +100,7 @@ def _evaluation(paths: EvaluationPaths) -> OnDisk:
 
 
 def _sets(journal: Path) -> frozenset[str]:
-    """The folders of an evaluation's request sets, which one of its first events names."""
+    """Return the folders of an evaluation's request sets, which one of its first events names."""
     with contextlib.suppress(OSError), journal.open("rb") as lines:
         for line in iter(lambda: lines.readline() if lines.tell() < _HEAD_BYTES else b"", b""):
             if b'"kind":"request-sets-found"' in line:
@@ -109,7 +109,7 @@ def _sets(journal: Path) -> frozenset[str]:
 
 
 def _reused(journal: Path) -> frozenset[str]:
-    """The evaluations whose responses an open one uses again."""
+    """Return the evaluations whose responses an open one reuses."""
     found: set[str] = set()
     with contextlib.suppress(OSError, ValueError), journal.open("rb") as lines:
         for line in lines:
@@ -143,7 +143,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 def carry_out(
     work: WorkPaths, made: WorkFolder, policy: RetentionConfig, now: float
 ) -> Iterator[tuple[str, str]]:
-    """Remove what was planned: (id or path, why it was left, or "") one after the other."""
+    """Remove what was planned, one by one, and yield (id or path, why it was kept, or "")."""
     for removal in made.evaluations:
         yield removal.evaluation_id, _try_prune(work, removal)
     for item in made.shared:
@@ -153,11 +153,11 @@ def carry_out(
 
 
 def prune_now(work: WorkPaths, policy: RetentionConfig, now: float, *, code: str | None) -> WorkFolder:
-    """Remove what the policy does not keep, and return what that was; what was left is logged."""
+    """Remove what the policy does not keep, and return it; what could not be removed is logged."""
     made = going(read_work_folder(work), policy, now, code=code)
     for name, why in carry_out(work, made, policy, now):
         if why:
-            log.warning("%s is left: %s", name, why)
+            log.warning("%s is kept: %s", name, why)
     return made
 
 
@@ -177,7 +177,7 @@ def _try_prune(work: WorkPaths, removal: OnDisk) -> str:
 
 
 def prune_held(paths: EvaluationPaths, parts: tuple[str, ...]) -> None:
-    """Remove these parts of an ended evaluation, whose journal's lock the caller holds. OSError."""
+    """Remove these parts of an ended evaluation, whose journal's lock the caller holds. Raise OSError."""
     for part in parts:
         _set_aside(paths.root / part)
     if archive_of(paths.root).exists() or count_files(paths) > MOST_FILES:
@@ -186,7 +186,7 @@ def prune_held(paths: EvaluationPaths, parts: tuple[str, ...]) -> None:
 
 
 def _set_aside(path: Path) -> Path:
-    """Give a file or folder the name of one that is being removed."""
+    """Rename a file or folder to mark it as being removed."""
     aside = path.with_name(f"{GOING}{path.name}")
     if aside.exists():
         _delete(aside)
@@ -196,7 +196,7 @@ def _set_aside(path: Path) -> Path:
 
 
 def _try_remove(item: Shared, used_before: float) -> str:
-    """Remove what evaluations share, unless one has begun to use it since it was looked at: its user touches it first."""
+    """Remove something shared, unless an evaluation has begun to use it since, which touches it first."""
     path = Path(item.path)
     try:
         aside = _set_aside(path)

@@ -1,8 +1,8 @@
-"""Which files of a work folder may go, by what is kept and for how long. Pure.
+"""Which files of a work folder may be removed, by the policy and their age. Pure.
 
-Rule: of an evaluation that is open or parked, that `[retention] baselines` names, or whose responses an open one uses
-again, nothing goes. Scores, results, reports and journals never go, so learning curves lose no point.
-Called from `prune`, which removes, and from `status --disk`.
+Rule: nothing is removed from an evaluation that is open or parked, that `[retention] baselines` names, or whose responses an
+open one reuses. Scores, results, reports and journals are never removed, so learning curves lose no point. Called from
+`prune`, which removes, and from `status --disk`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 
 from coordinator.config.schema import RetentionConfig
 
-# `keep` of [retention] -> parts of an evaluation's folder that go
+# `keep` of [retention] -> parts of an evaluation's folder to remove
 GOING: Final[Mapping[str, tuple[str, ...]]] = {
     "scores": (
         "specs", "outcomes", "release", "logs", "verdicts", "judgements", "responses", "samples",
@@ -26,7 +26,7 @@ GOING: Final[Mapping[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Files, and bytes that they take on the disk."""
+    """Files, and the bytes that they use on disk."""
 
     files: int = 0
     bytes: int = 0
@@ -37,11 +37,11 @@ class Size:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnDisk:
-    """An evaluation's folder, or what of it goes.
+    """An evaluation's folder, or what is removed from it.
 
-    `parts`: folder -> its size, loose and archived; "": its other files. An archive is one of those, without its
-    members. `sets`: names of the request sets that it uses. Of an open one, `reuses`: ids of evaluations whose
-    responses it uses again; `checkpoint`: the digest of its checkpoint.
+    `parts`: folder -> its size, loose and archived; "": its other files, including an archive without its members. `sets`:
+    names of the request sets that it uses. For an open one, `reuses`: ids of evaluations whose responses it reuses;
+    `checkpoint`: the digest of its checkpoint.
     """
 
     evaluation_id: str
@@ -59,7 +59,7 @@ class OnDisk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """A file or folder that evaluations share. `used_at`: its mtime, in unix seconds; that of a request set is its last use."""
+    """A file or folder that evaluations share. `used_at`: its mtime, in unix seconds; for request sets, the last use."""
 
     kind: str
     path: str
@@ -73,14 +73,14 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class WorkFolder:
-    """A work folder, or what of it goes: evaluations, what they share, and what else there is, by the first name below it."""
+    """A work folder, or what is removed from it: evaluations, shared files, and the rest by its top-level name."""
 
     evaluations: tuple[OnDisk, ...]
     shared: tuple[Shared, ...]
     others: Mapping[str, Size] = field(default_factory=dict)
 
     def by_kind(self) -> dict[str, Size]:
-        """Size of each part of evaluations, and of each kind of what they share; the largest first."""
+        """Return the size of each part of evaluations, and of each kind of shared files; the largest first."""
         kinds: dict[str, Size] = defaultdict(Size, self.others)
         for evaluation in self.evaluations:
             for part, size in evaluation.parts.items():
@@ -95,10 +95,10 @@ class WorkFolder:
 
 
 def going(folder: WorkFolder, policy: RetentionConfig, now: float, *, code: str | None) -> WorkFolder:
-    """What goes of a work folder: parts of evaluations, the oldest first, and what none of them needs then.
+    """Return what to remove from a work folder: parts of evaluations, the oldest first, and what none of them needs then.
 
-    A request set is needed while an evaluation that uses it has its responses: `retry` of that one reads it. `code`:
-    the name of the code folder of the coordinator that runs; None: not known, and no code folder goes.
+    A request set is needed while an evaluation that uses it has its responses, since its `retry` reads it. `code`: the name
+    of the running coordinator's code folder; None: unknown, and no code folder is removed.
     """
 
     def is_old(at: float | None) -> bool:
@@ -118,7 +118,7 @@ def going(folder: WorkFolder, policy: RetentionConfig, now: float, *, code: str 
     keeping = [e for e in ended if "responses" in e.parts and e.evaluation_id not in losing]
     sets = {name for e in (*open_ones, *keeping) for name in e.sets}
     digests = tuple(e.checkpoint for e in open_ones)
-    # jobs of an evaluation that was open when this code came may run older code; newer code may be taken again
+    # jobs of an evaluation that was open when this code arrived may run older code; newer code may be needed again
     came = next((item.used_at for item in folder.shared if item.name == code), None)
     outdated = came if came is not None and all(e.accepted_at >= came for e in open_ones) else 0.0
     unneeded: Mapping[str, Callable[[Shared], bool]] = {

@@ -1,5 +1,5 @@
-"""What a daemon does beside its loop: Prometheus metrics, news by a command or a webhook, and others' trackers and checks.
+"""Tasks of a daemon beside its loop: Prometheus metrics, notifications by a command or a webhook, trackers and checks.
 
-Rule: nothing here is in the loop's way. The loop hands over plain values; a thread of its own answers scrapes, another
-one sends news. Start at `watch.py`.
+Rule: nothing here blocks the loop. The loop hands over plain values; one thread answers scrapes, another sends notifications.
+Start at `watch.py`.
 """

@@ -1,4 +1,4 @@
-"""Holds an evaluation against the rules of a policy file: for `evalspan gate`, and for the daemon's news of an end."""
+"""Applies the rules of a policy file to an evaluation, for `evalspan gate` and the daemon's notifications."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from evaljobs.contract.columns import SIGNALS
 
 
 def read_policy(file: Path) -> Policy:
-    """OperatorError where it is no policy."""
+    """Read a policy file. Raise OperatorError if it is invalid."""
     data, text = toml.read(file)
     return toml.check(Policy, data, toml.in_file(file, text))
 
@@ -28,9 +28,9 @@ def read_policy(file: Path) -> Policy:
 def gate(
     settings: Config, evaluation: str, policy: Policy, baseline: str | None = None, *, mixed: bool = False
 ) -> tuple[list[Ruling], list[str]]:
-    """Rulings, and the ids of baseline and evaluation. `baseline`: in place of the policy's.
+    """Return rulings, and the ids of baseline and evaluation. `baseline`: replaces the policy's.
 
-    OperatorError where there is none, or a rule names no score.
+    Raise OperatorError if there is none, or a rule names no score.
     """
     record, _ = find_record(settings, evaluation)
 
@@ -47,10 +47,10 @@ def gate(
 def baseline_of(
     work_dir: Path, record: EvaluationRecord, name: str, counts: Callable[[ScoreValue], bool]
 ) -> str:
-    """The id of the baseline `name`: "previous" or "best" of the earlier checkpoints of the training, or an id itself.
+    """Return the id of the baseline `name`: "previous" or "best" of the training's earlier checkpoints, or an id itself.
 
-    `counts`: whether a score counts for "best", the highest mean. Where tasks take turns (`[[task]] every`), checkpoints count
-    that were asked all that this one was, as far as there are such. OperatorError where there is no earlier checkpoint.
+    `counts`: whether a score counts for "best", the highest mean. If tasks take turns (`[[task]] every`), checkpoints with
+    all of this one's tasks are preferred. Raise OperatorError if there is no earlier checkpoint.
     """
     if name not in ("previous", "best"):
         return name

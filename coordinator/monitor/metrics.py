@@ -1,7 +1,7 @@
 """Prometheus metrics of a daemon on `[metrics] listen`; a thread answers scrapes from values that the loop handed over.
 
-Rule: the loop pays for `note` alone, at most every NOTE_SECONDS. Names and units follow Prometheus' conventions: base
-units, `_total` for counters, labels with few values. Counters begin at 0 with each daemon.
+Rule: the loop only calls `note`, at most every NOTE_SECONDS. Names and units follow Prometheus' conventions: base units,
+`_total` for counters, labels with few values. Counters start at 0 with each daemon.
 """
 
 from __future__ import annotations
@@ -33,34 +33,34 @@ if TYPE_CHECKING:
     from coordinator.runtime.loop import Coordinator
 
 NOTE_SECONDS = 5.0  # between two looks at the evaluations
-SILENT_SECONDS = 90.0  # without a turn of the loop: then nothing that it ran is shown as running
+SILENT_SECONDS = 90.0  # without a turn of the loop, after which nothing is shown as running
 PHASES = (*(phase.name.lower() for phase in Phase if phase is not Phase.ENDED), "parked", "pending")
 NODES = ("offered", "staging", "ready", "back-off", "withdrawn")
 JOBS = ("build", "convert", "stage", "trial", "host", "metric")
-LABELS = {"infer": "inference", "imports": "import", "warm": "warm-up"}  # of causes that have another one
-# name -> (what it says, its label or "")
+LABELS = {"infer": "inference", "imports": "import", "warm": "warm-up"}  # labels of causes, if different
+# name -> (help text, its label or "")
 GAUGES = {
-    "evaluations": ("Evaluations by phase; pending: not accepted yet; stopped: the loop hangs", "phase"),
-    "shards": ("Shards of open evaluations; quarantined: run too often in vain", "state"),
+    "evaluations": ("Evaluations by phase; pending: not yet accepted; stopped: the loop hangs", "phase"),
+    "shards": ("Shards of open evaluations; quarantined: failed too often", "state"),
     "nodes": ("Nodes of open evaluations", "status"),
     "jobs": ("Jobs in the cluster's queue or running", "purpose"),
     "metric_jobs": ("CPU jobs of metrics without an outcome", ""),
     "oldest_evaluation_seconds": ("Age of the oldest open evaluation", ""),
     "cluster_call_late_seconds": ("Age of the cluster's oldest unanswered call; 0: none is late", ""),
-    "trouble": ("1 while the loop shows a trouble of storage, site or Redis", ""),
+    "trouble": ("1 while the loop reports a problem with storage, site or Redis", ""),
     "redis_up": ("1 where Redis answers", ""),
     "redis_memory_bytes": ("Memory that Redis uses", ""),
 }
 COUNTERS = {
-    "cluster_calls": ("Calls of the cluster, by what was asked, such as a submission", "call"),
+    "cluster_calls": ("Calls to the cluster by kind, such as a submission", "call"),
     "evaluations_ended": ("Evaluations that have ended; status: done, failed or cancelled", "status"),
     "gpu_seconds": ("GPU seconds of ended evaluations", "cause"),
     "staged_bytes": ("Bytes of weights staged in nodes' memory, of ended evaluations", ""),
 }
-# name -> (what it says, upper ends of its buckets)
+# name -> (help text, upper bounds of its buckets)
 HISTOGRAMS = {
     "loop_seconds": (
-        "Seconds of a turn of the loop",
+        "Duration of a turn of the loop in seconds",
         (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
     ),
     "checkpoint_seconds": (
@@ -75,11 +75,11 @@ HISTOGRAMS = {
 
 
 class Metrics:
-    """The metrics of one daemon. OperatorError where `listen`, "HOST:PORT", cannot be listened on."""
+    """The metrics of one daemon. Raise OperatorError if `listen`, "HOST:PORT", is unavailable."""
 
     def __init__(self, listen: str, memory: Callable[[], float | None]) -> None:
-        """`memory`: bytes that Redis uses, asked in the thread of a scrape; None: it did not answer."""
-        # without a time beside each counter, which nothing here needs
+        """Start serving. `memory`: bytes that Redis uses, queried in the thread of a scrape; None: it did not answer."""
+        # no creation time with each counter
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = shown = CollectorRegistry()
         self._noted_at = 0.0
@@ -110,7 +110,7 @@ class Metrics:
             self._server, self._thread = start_http_server(int(port), host, shown)
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or error
-            raise OperatorError(f"[metrics] listen = {listen!r} cannot be listened on: {why}") from error
+            raise OperatorError(f"[metrics] listen = {listen!r} is not available: {why}") from error
         self.port: int = self._server.server_port
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ class Metrics:
         self._histograms["loop_seconds"].observe(seconds)
 
     def note(self, coordinator: Coordinator, pending: int, now: float) -> None:
-        """Hand over how things stand. `pending`: checkpoints that are not accepted yet; `now`: unix seconds."""
+        """Hand over the current state. `pending`: checkpoints not yet accepted; `now`: unix seconds."""
         if time.monotonic() - self._noted_at < NOTE_SECONDS:
             return
         self._noted_at = time.monotonic()
@@ -137,7 +137,7 @@ class Metrics:
     def ended(
         self, ends: Iterable[Summary], announced_at: Mapping[str, float] = MappingProxyType({})
     ) -> None:
-        """Count evaluations that have ended, and what they cost as far as it is known. `announced_at`: id -> unix seconds."""
+        """Count ended evaluations, and their costs as far as known. `announced_at`: id -> unix seconds."""
         for summary in ends:
             begun = announced_at.get(summary.evaluation_id)
             if begun is not None and summary.ended_at is not None and not summary.cancelled:
@@ -150,13 +150,13 @@ class Metrics:
                 self._histograms["makespan_seconds"].observe(summary.makespan_seconds)
 
     def _phase(self, phase: str) -> int:
-        """Evaluations of a phase; stopped where the loop has shown no sign of life for SILENT_SECONDS."""
+        """Return the number of evaluations in a phase; stopped if the loop has shown no sign of life for SILENT_SECONDS."""
         halted = "stopped" if time.monotonic() - self._noted_at > SILENT_SECONDS else ""
         shown = {name: name if name in ("parked", "pending") else halted or name for name in self._phases}
         return sum(count for name, count in self._phases.items() if shown[name] == phase)
 
     def _show(self, summaries: Sequence[Summary], more: Mapping[str, int], now: float) -> None:
-        """`more`: phases that no summary has -> evaluations and checkpoints."""
+        """Set the gauges. `more`: phases that no summary has -> evaluations and checkpoints."""
         self._phases = Counter(s.phase for s in summaries) | Counter(more)
         quarantined = sum(s.shards_quarantined for s in summaries)
         done = sum(s.shards_done for s in summaries) - quarantined

@@ -1,9 +1,9 @@
-"""`[notify]`: news of evaluations, as JSON to a command's standard input or to a webhook.
+"""Notifications of `[notify]`: news of evaluations, as JSON on a command's standard input or to a webhook.
 
-Rule: the loop only puts news in a queue; a thread sends them, one after the other. A failed sending is tried again
-TRIES times at doubled intervals, then given up; one that a webhook refuses for good is given up at once. A full queue drops
-the oldest, with a line in the log. `watch` keeps the ends that a daemon's own end cuts short. No error names more of a
-webhook's address than its host: whoever knows the rest may post there.
+Rule: the loop only puts news in a queue; a thread sends them one by one. A failed delivery is retried TRIES times at doubled
+intervals, then given up; one that a webhook rejects permanently is given up at once. A full queue drops the oldest, with a
+line in the log. `watch` keeps the ends whose delivery a daemon's own end cuts short. No error reveals more of a webhook's
+address than its host, since the rest is a secret.
 """
 
 from __future__ import annotations
@@ -34,43 +34,43 @@ from evaljobs.errors import JobError, one_line
 
 log = logging.getLogger(__name__)
 
-MOST_WAITING = 200  # news in the queue
+MOST_WAITING = 200  # queued news
 TRIES = 6
 FIRST_PAUSE = 2.0  # seconds before the second try; doubled each time
 COMMAND_SECONDS = 60.0  # longest run of a command
 WEBHOOK_SECONDS = 10.0  # longest wait for a webhook
-AGAIN = (408, 425, 429)  # answers of a webhook below 500 after which the same news may be taken
-MOST_FELL = 20  # scores named in one piece of news
+AGAIN = (408, 425, 429)  # status codes of a webhook below 500 after which a retry may succeed
+MOST_FELL = 20  # scores named in one notification
 
 
 class News(Record):
-    """What a command or webhook gets."""
+    """Message for a command or webhook."""
 
-    schema_version: Literal[2] = 2  # raised where a field changes its meaning
-    # ended: an evaluation has ended; failed: it has, with failed tasks; parked: it cannot go on since a minute; fell: it shows
-    # a score to be worse than it was; training: `evalspan supervise` has decided something, or sees a loss spike
+    schema_version: Literal[2] = 2  # incremented if a field changes its meaning
+    # ended: an evaluation has ended; failed: it has, with failed tasks; parked: it could not continue for a minute; fell: it
+    # shows a score to be worse than it was; training: `evalspan supervise` has made a decision, or sees a loss spike
     event: Literal["ended", "failed", "parked", "fell", "training"]
-    # one line for people; & < > are written &amp; &lt; &gt;, as chat programs read them, and nothing in it calls a channel
+    # one line for people; & < > are escaped as &amp; &lt; &gt; for chat programs, and nothing in it mentions a channel
     text: str
-    evaluation_id: str  # names its folder in the work folder; "" of a training
+    evaluation_id: str  # name of its folder in the work folder; "" for a training
     checkpoint: (
-        str  # the folder that training wrote; of a training the one that it began from, or their folder
+        str  # the folder that training wrote; for a training the one that it resumed from, or their folder
     )
-    step: int | None  # training step; None: not known
-    suite: str  # its name; "" of a training
+    step: int | None  # training step; None: unknown
+    suite: str  # "" for a training
     at: float  # unix seconds
-    status: str = ""  # of an evaluation that has ended: done | failed | cancelled
+    status: str = ""  # of an ended evaluation: done | failed | cancelled
     errors: dict[str, str] = Field(default_factory=dict)  # task -> why it has no score
     failed_jobs: dict[str, str] = Field(
         default_factory=dict
     )  # job or trial -> reason, owner and line; 20 at most
     reason: str = ""  # why an evaluation is parked
-    fell: tuple[Drop, ...] = ()  # scores that fell, 20 at most
-    gate: Literal["", Outcome] = ""  # of an evaluation that has ended, by `[notify] gate`
+    fell: tuple[Drop, ...] = ()  # scores that dropped, at most 20
+    gate: Literal["", Outcome] = ""  # result of `[notify] gate` for an ended evaluation
 
 
 def ended(end: Summary, gate: tuple[Outcome, str] | None = None) -> News:
-    """`gate`: what came of the rules of `[notify] gate`, and why."""
+    """Return the news of an end. `gate`: result of the rules of `[notify] gate`, and why."""
     event: Literal["ended", "failed"] = "failed" if end.result == "failed" else "ended"
     why = "; ".join(f"{task}: {error}" for task, error in list(end.errors.items())[:3])
     text = f"{end.evaluation_id} is {end.result}{f': {why}' if why else ''}"
@@ -99,7 +99,7 @@ def parked(summary: Summary, reason: str, at: float) -> News:
 
 
 def fell(end: Summary, drops: Sequence[Drop], standing: str) -> News:
-    """`standing`: how the training stands, in a sentence."""
+    """Return the news of drops. `standing`: the training's state as a sentence."""
     said = first_of([f"{drop.name} is {drop.words}" for drop in drops], 3)
     text = _for_chats(f"{end.evaluation_id}: {said}; {standing}")
     return News(event="fell", text=text, fell=tuple(drops[:MOST_FELL]), **_of(end, end.ended_at))
@@ -117,7 +117,7 @@ def training(text: str, checkpoint: str, step: int | None, at: float) -> News:
 
 
 def _for_chats(text: str) -> str:
-    """A line that a chat shows as it is: an error's text makes no link and calls no channel."""
+    """Return a line that chats show literally: an error's text becomes no link and mentions no channel."""
     line = html.escape(" ".join(text.split()), quote=False)
     return "evalspan: " + re.sub(r"@(?=(?:all|channel|everyone|here)\b)", "@\u200b", line)
 
@@ -128,14 +128,14 @@ def _of(summary: Summary, at: float | None) -> dict[str, Any]:
 
 
 def gated(settings: Config, end: Summary) -> tuple[Outcome, str] | None:
-    """What the rules of `[notify] gate` say of an evaluation, and why; None where there are none, or it was cancelled."""
+    """Apply the rules of `[notify] gate` and return the result and why; None without rules, or if it was cancelled."""
     if settings.notify.gate is None or end.result == "cancelled":
         return None
     try:
         rulings, _ = gate(settings, end.evaluation_id, read_policy(settings.notify.gate))
     except OperatorError as error:  # the first checkpoint, or a rule that names no score
         return "undecidable", f": {error}"
-    except Exception as error:  # the news of the end itself are sent all the same
+    except Exception as error:  # the news of the end itself are still sent
         log.exception("[notify] gate: %s", end.evaluation_id)
         return "undecidable", f": {one_line(error)}"
     bad = [one.line for one in rulings if one.outcome != "pass" and one.tier != "advisory"]
@@ -143,16 +143,16 @@ def gated(settings: Config, end: Summary) -> tuple[Outcome, str] | None:
 
 
 def notifier_of(section: NotifyConfig) -> Notifier:
-    """OperatorError where `webhook_file` holds no address."""
+    """Return the notifier of the settings. Raise OperatorError if `webhook_file` contains no address."""
     return Notifier(section.command, _webhook(section))
 
 
 def _webhook(section: NotifyConfig) -> str | None:
-    """The webhook's address, from its file where it has one. OperatorError names no part of it."""
+    """Return the webhook's address, from its file if it has one. Raise OperatorError, which reveals no part of it."""
     if section.webhook_file is None:
         return section.webhook
     if section.webhook is not None:
-        raise OperatorError("[notify] has webhook and webhook_file: keep one of them")
+        raise OperatorError("[notify] has both webhook and webhook_file: keep one of them")
     try:
         address = read_secret("[notify] webhook_file", section.webhook_file)
         return NotifyConfig(webhook=address).webhook
@@ -165,11 +165,11 @@ def _webhook(section: NotifyConfig) -> str | None:
 
 
 class RefusedError(OSError):
-    """A webhook refuses this piece of news, and would refuse it again."""
+    """A webhook rejected this notification and would reject it again."""
 
 
 class Notifier:
-    """Sends news in a thread. `pause(seconds)` waits between two tries, and is True once the daemon ends."""
+    """Sends news in a thread. `pause(seconds)` waits between two attempts, and returns True once the daemon ends."""
 
     def __init__(
         self,
@@ -192,8 +192,8 @@ class Notifier:
         return bool(self._sinks)
 
     def tell(self, make: Callable[[], Iterable[News]], settled: Callable[[], None] = lambda: None) -> None:
-        """Have news sent. Both run in the thread: `make`, since it may read files; `settled` once the news were sent or given
-        up, and never where the daemon's end came first.
+        """Queue news. Both callbacks run in the thread: `make`, since it may read files; `settled` once the news were sent or
+        given up, but never if the daemon ends first.
         """
         if not self._sinks:
             return
@@ -208,7 +208,7 @@ class Notifier:
             self._thread.start()
 
     def finish(self, seconds: float) -> None:
-        """Wait at most `seconds` for what is left to be sent; the thread then ends with the process."""
+        """Wait at most `seconds` for the remaining news to be sent; the thread then ends with the process."""
         with self._waiting.all_tasks_done:
             self._waiting.all_tasks_done.wait_for(lambda: not self._waiting.unfinished_tasks, seconds)
         self._over.set()
@@ -227,14 +227,14 @@ class Notifier:
             self._waiting.task_done()
 
     def _send(self, sink: Callable[[bytes], None], news: News) -> bool:
-        """Send, or give up after TRIES. False: the daemon ends before."""
+        """Send, or give up after TRIES. Return False if the daemon ends first."""
         body = news.model_dump_json().encode()
         for number in range(1, TRIES + 1):
             try:
                 sink(body)
             except Exception as error:  # noqa: BLE001 (a person's command or server: anything may come of it)
                 if number == TRIES or isinstance(error, RefusedError):
-                    log.warning("[notify]: %s of %s is given up: %s", news.event, news.evaluation_id, error)
+                    log.warning("[notify]: giving up on %s of %s: %s", news.event, news.evaluation_id, error)
                     return True
                 if self._pause(FIRST_PAUSE * 2 ** (number - 1)):
                     return False
@@ -262,16 +262,16 @@ def _post(webhook: str, body: bytes) -> None:
             timeout=WEBHOOK_SECONDS,
             allow_redirects=False,
         )
-    except requests.RequestException as error:  # its text holds the address
-        raise OSError(f"{named} is not reached: {_kind(error)}") from None
+    except requests.RequestException as error:  # its text contains the address
+        raise OSError(f"{named} cannot be reached: {_kind(error)}") from None
     if answer.status_code in AGAIN or answer.status_code >= 500:
         raise OSError(f"{named} answered {answer.status_code}")
     if not answer.ok or answer.is_redirect:
-        raise RefusedError(f"{named} answered {answer.status_code}, and is not asked again")
+        raise RefusedError(f"{named} answered {answer.status_code}; not retried")
 
 
 def _kind(error: BaseException) -> str:
-    """The system's word for the first cause of an error, or else the error's type."""
+    """Return the system's name for the root cause of an error, otherwise the error's type."""
     cause: BaseException | None = error
     while cause is not None and getattr(cause, "strerror", None) is None:
         cause = cause.__cause__ or cause.__context__

@@ -1,4 +1,4 @@
-"""What a daemon does beside its loop: metrics and news, trackers, housekeeping, checks of nodes. Called between two turns."""
+"""Tasks of a daemon beside its loop: metrics and news, trackers, housekeeping, node checks. Called between two turns."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
     from coordinator.monitor.metrics import Metrics
 
 log = logging.getLogger(__name__)
-PARKED_SECONDS = 60.0  # after which a parked evaluation is news: a disk that is full for a moment is none
-JUDGED_SECONDS = 60.0  # that news of a drop wait for housekeeping's child to judge the training
+PARKED_SECONDS = 60.0  # after which a parked evaluation is news, to ignore a disk that is full for a moment
+JUDGED_SECONDS = 60.0  # how long news of a drop wait for the housekeeping process to judge the training
 LOOK_SECONDS = 0.5  # between two looks at its file
-FINISH_SECONDS = 5.0  # most that a daemon's end waits for news to be sent
+FINISH_SECONDS = 5.0  # longest time that a daemon's end waits for news to be sent
 
 
 class NewsFile(Kept):
-    """`news.json`: evaluations whose end is still to be sent, so that the death of a daemon loses no news.
+    """Contents of `news.json`: evaluations whose end is still to be sent, so that no news is lost if a daemon dies.
 
-    An id is in it from the turn in which a daemon first runs the evaluation, until the news of its end were sent or given
-    up. The loop alone writes it, where it differs.
+    An id is listed from the turn in which a daemon first runs the evaluation until the news of its end were sent or given up.
+    Only the loop writes it, on changes.
     """
 
     schema_version: int = 1
@@ -55,7 +55,7 @@ class NewsFile(Kept):
 
 
 class Monitor:
-    """Metrics and news of one daemon. OperatorError where `[metrics] listen` or `[notify] gate` cannot be had."""
+    """Metrics and news of one daemon. Raise OperatorError if `[metrics] listen` or `[notify] gate` is unusable."""
 
     def __init__(self, settings: Config) -> None:
         self._settings = settings
@@ -67,7 +67,7 @@ class Monitor:
         self._metrics = _metrics(settings, self._work)
         if settings.notify.gate is not None:
             read_policy(settings.notify.gate)
-        # unix seconds since when an evaluation is parked; inf once it was news
+        # unix seconds since when an evaluation is parked; inf once reported
         self._parked: dict[str, float] = {}
 
     def tick(
@@ -77,10 +77,10 @@ class Monitor:
         ended: Sequence[Summary],
         announced_at: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """`pending`: checkpoints that are not accepted yet; `ended`: evaluations that have ended since the last call;
+        """Update metrics and news. `pending`: checkpoints not yet accepted; `ended`: evaluations ended since the last call;
         `announced_at`: their id -> unix seconds.
 
-        OSError where `news.json` cannot be read or written.
+        Raise OSError if `news.json` cannot be read or written.
         """
         now = clock.now()
         if self._metrics is not None:
@@ -136,7 +136,7 @@ def _read(path: Path) -> tuple[str, ...]:
 
 
 def news(settings: Config, end: Summary, patience: float = 0.0) -> Iterable[News]:
-    """`patience`: seconds that the daemon's child has to judge its training."""
+    """Yield news of an end. `patience`: seconds that the daemon's child has to judge its training."""
     yield notify.ended(end, notify.gated(settings, end))
     until = time.monotonic() + patience
     while end.scores and time.monotonic() < until:
@@ -149,7 +149,7 @@ def news(settings: Config, end: Summary, patience: float = 0.0) -> Iterable[News
 
 
 def _left(settings: Config, evaluation_id: str) -> Iterable[News]:
-    """News of an evaluation that ended under an earlier daemon; none where its folder was removed since."""
+    """Yield news of an evaluation that ended under an earlier daemon; none if its folder has been removed."""
     found = Summaries(settings, evaluation_id)
     found.look(0.0)
     for end in found.ended:
@@ -172,7 +172,7 @@ def _metrics(settings: Config, work: WorkPaths) -> Metrics | None:
 
 
 class Beside:
-    """All that a daemon does beside its loop: an error of one is that one's alone. OperatorError where `[metrics] listen` cannot be had."""
+    """All tasks of a daemon beside its loop, with isolated errors. Raise OperatorError if `[metrics] listen` is unusable."""
 
     def __init__(self, settings: Config, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
@@ -184,11 +184,11 @@ class Beside:
 
     @property
     def busy(self) -> bool:
-        """Is something left to do for `--until-idle` to wait for?"""
+        """Whether `--until-idle` has to wait for something."""
         return self._exporter.busy or self._housekeeper.busy
 
     def tick(self, pending: int, gone: Sequence[Summary], announced_at: Mapping[str, float]) -> None:
-        """As `Monitor.tick`; `gone`: evaluations that have ended since the last call."""
+        """Update everything, as `Monitor.tick`; `gone`: evaluations ended since the last call."""
         for ended in gone:
             self._exporter.ask()
             self._housekeeper.ended(ended.evaluation_id)
@@ -197,7 +197,7 @@ class Beside:
         self._guard("checks of nodes", self._checker.tick, time.time())
 
     def keep_house(self) -> None:
-        """After the loop has forgotten ended evaluations: their files may be archived."""
+        """Clean up after the loop has forgotten ended evaluations: their files may now be archived."""
         self._guard("housekeeping", self._housekeeper.tick, time.time())
 
     def close(self) -> None:

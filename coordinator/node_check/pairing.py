@@ -1,14 +1,14 @@
-"""Rounds of tests in pairs that find bad nodes, and what the records of a test say. Pure. Called by `run`.
+"""Rounds of tests in pairs that find bad nodes, and the meaning of their records. Pure. Called by `run`.
 
-A test of several nodes fails if one of them is bad, and does not say which. So round 1 pairs all nodes; with an odd number
-three are tested together. Whoever passed is good. Later rounds pair each suspect with a good node: where such a test
-fails, the suspect is bad. At most n/4 bad nodes leave a good partner for each suspect in round 2. (With an odd number one
-suspect of the three may wait for round 3.) More bad nodes take more rounds. Where no test has passed, suspects are paired
-with one another in each way that there is; where none passes then, nothing is decided.
+A test of several nodes fails if one of them is bad, without saying which. So round 1 pairs all nodes; with an odd number
+three are tested together. Nodes that pass are good. Later rounds pair each suspect with a good node: if such a test fails,
+the suspect is bad. With at most n/4 bad nodes there is a good partner for each suspect in round 2. (With an odd number one
+suspect of the three may wait for round 3.) More bad nodes take more rounds. If no test has passed, suspects are paired with
+one another in every possible way; if none passes then, nothing is decided.
 
-Rule: a node is accused by a failed test with good nodes alone, or by evidence of its own (`accuse`). A test that did not
-take place says nothing. Rates are compared within a round, between like devices, so that what slows all of them accuses
-none. A rate counts as slow far below the median: pages of a system, clocks and networks between racks differ by less.
+Rule: a node is accused by a failed test with otherwise good nodes, or by direct evidence (`accuse`). A test that did not take
+place says nothing. Rates are compared within a round, between similar devices, so that a common slowdown accuses no node. A
+rate counts as slow far below the median: page sizes, clocks and networks between racks differ by less.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from typing import Any, Literal
 
 from coordinator.diagnosis.verdict import of_text
 
-MOST_ROUNDS = 8  # of one check; more find bad nodes only where nearly half of all are bad
-SLOW = 0.4  # share of the median rate of like devices, below which a node is slow
-SLOW_GATHER = 0.25  # share of the median rate of the all-gathers, below which one fails
+MOST_ROUNDS = 8  # of one check; more only find bad nodes if nearly half of all are bad
+SLOW = 0.4  # fraction of the median rate of similar devices, below which a node is slow
+SLOW_GATHER = 0.25  # fraction of the median rate of the all-gathers, below which one fails
 SAID = {"matmul": "its matrix product", "memory": "its memory", "copy": "its copy from the host"}
 
-World = tuple[str, ...]  # nodes that are tested together
+World = tuple[str, ...]  # nodes tested together
 Node = Mapping[str, Any]  # a record of `evaljobs.node_check`
 Verdict = Literal["ok", "bad", "suspect", "not checked"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a test. `passed` None: it did not take place. `why`: in words, where it did not pass."""
+    """Result of a test. `passed` None: it did not take place. `why`: a description, unless it passed."""
 
     passed: bool | None
     why: str = ""
@@ -44,9 +44,9 @@ class Pairing:
 
     nodes: Sequence[str]
     most_rounds: int = MOST_ROUNDS
-    rounds: int = 0  # that were held
+    rounds: int = 0
     good: list[str] = field(default_factory=list)
-    bad: dict[str, str] = field(default_factory=dict)  # node -> why, also in the next two
+    bad: dict[str, str] = field(default_factory=dict)  # node -> why, as in the next two
     unchecked: dict[str, str] = field(default_factory=dict)
     _why: dict[str, str] = field(default_factory=dict)  # of suspects
 
@@ -56,11 +56,11 @@ class Pairing:
 
     @property
     def undetermined(self) -> bool:
-        """Did no test pass, and is nothing decided of some node?"""
+        """Return whether no test passed and some node is undecided."""
         return not self.good and bool(self.suspects)
 
     def worlds(self) -> list[World]:
-        """The tests of the next round, side by side; none where all is decided, or no round can decide more."""
+        """Return the concurrent tests of the next round; empty if all is decided, or no further round helps."""
         left = self.suspects
         if not left or self.rounds >= self.most_rounds:
             return []
@@ -68,7 +68,7 @@ class Pairing:
             return _round_one(left)
         if self.good:
             return [(suspect, partner) for suspect, partner in zip(left, self.good, strict=False)]
-        # round 1 of an even number was turn 0; a test of three was none of two
+        # round 1 of an even number was turn 0; a test of three was not a test of two
         turn = self.rounds - (len(self.nodes) % 2)
         return _turn(self.nodes, turn, set(left))
 
@@ -87,13 +87,13 @@ class Pairing:
                 self._why |= dict.fromkeys(new, outcome.why)
 
     def doubt(self, node: str, why: str) -> None:
-        """A node whose tests passed is a suspect again: the next round tests it once more."""
+        """Make a node whose tests passed a suspect again: the next round tests it once more."""
         if node not in self.bad:
             self.good = [n for n in self.good if n != node]
             self._why[node] = why
 
     def accuse(self, node: str, why: str) -> None:
-        """Evidence of the node's own, such as a wrong product: it is bad, whatever else was seen."""
+        """Mark a node as bad because of direct evidence, such as a wrong product."""
         self.bad[node] = why
         self.good = [n for n in self.good if n != node]
         self.unchecked.pop(node, None)
@@ -117,7 +117,7 @@ def _round_one(nodes: Sequence[str]) -> list[World]:
 
 
 def _turn(nodes: Sequence[str], turn: int, left: set[str]) -> list[World]:
-    """Pairs of a round-robin tournament (the circle method): after n - 1 turns (n: an odd number) each two nodes have met."""
+    """Return pairs of a round-robin tournament (the circle method): after n - 1 turns (n: an odd number) all pairs have met."""
     ring: list[str | None] = [*nodes, *([None] if len(nodes) % 2 else [])]
     # neighbours meet in turn 0, as in round 1
     ring = [*ring[0::2], *reversed(ring[1::2])]
@@ -131,12 +131,12 @@ def _turn(nodes: Sequence[str], turn: int, left: set[str]) -> list[World]:
     return [(a, b) for a, b in pairs if a is not None and b is not None and {a, b} <= left]
 
 
-# --- what records say ------------------------------------------------------------------------------------------------
+# --- records ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A test that was held. `tasks`: processes of a node; `ran`: its job began; `said`: how the job ended."""
+    """A completed test. `tasks`: processes per node; `ran`: its job began; `said`: how the job ended."""
 
     world: World
     records: Sequence[Node]
@@ -146,7 +146,7 @@ class Held:
 
 
 def judge(pairing: Pairing, held: Sequence[Held], was_slow: set[str]) -> None:
-    """Take in a round. A node that is slow is a suspect; one that was slow before (`was_slow`, which grows) is bad."""
+    """Evaluate a round. A slow node is a suspect; one that was slow before (`was_slow`, which grows) is bad."""
     results = {test.world: outcome(test) for test in held}
     gathers = {test.world: rate for test in held if (rate := gathered(test.records))}
     results |= {world: Outcome(passed=False, why=why) for world, why in slow_gathers(gathers).items()}
@@ -162,7 +162,7 @@ def judge(pairing: Pairing, held: Sequence[Held], was_slow: set[str]) -> None:
 
 
 def trouble(record: Node) -> str:
-    """Evidence that this node is bad: what it measured, and an Xid that is of its GPUs, by the rules of diagnosis."""
+    """Return evidence that this node is bad: what it measured, or an Xid of its GPUs, by the rules of diagnosis."""
     kernel = of_text("\n".join(record.get("kernel", ())))
     return "; ".join(filter(None, (record["trouble"], kernel.line if kernel.owner == "gpu" else "")))
 
@@ -178,19 +178,19 @@ def outcome(test: Held) -> Outcome:
         return Outcome(passed=False, why=f"no answer of {', '.join(missing)} ({said})")
     hung = sorted({str(r["node"]) for r in records if not r["done"]})
     failed = [f"{r['node']}: {r['together']}" for r in records if r["together"]]
-    failed.sort(key=lambda said: "measurement failed" not in said)  # it began the others' failure
+    failed.sort(key=lambda said: "measurement failed" not in said)  # it caused the failure of the others
     if hung:
         return Outcome(passed=False, why=f"{', '.join(hung)} did not end the all-gather ({said})")
     return Outcome(passed=not failed, why=failed[0] if failed else "")
 
 
 def gathered(records: Iterable[Node]) -> float | None:
-    """Bytes a second of a test's all-gather: its slowest process's; None where there was none."""
+    """Return bytes per second of a test's all-gather, from its slowest process; None if there was none."""
     return min((float(r["gathered"]) for r in records if "gathered" in r), default=None)
 
 
 def slow_gathers(rates: Mapping[World, float]) -> dict[World, str]:
-    """Tests of a round whose all-gather is much slower than the others', in words."""
+    """Describe tests of a round whose all-gather is much slower than the others'."""
     usual = median_high(rates.values()) if rates else 0.0
     return {
         world: f"the all-gather of {', '.join(world)} is {usual / rate:.1f} times slower than the median"
@@ -200,7 +200,7 @@ def slow_gathers(rates: Mapping[World, float]) -> dict[World, str]:
 
 
 def own_rates(records: Iterable[Node]) -> dict[str, dict[str, float]]:
-    """Node -> rates of its slowest device."""
+    """Return node -> rates of its slowest device."""
     found: dict[str, dict[str, float]] = {}
     for record in records:
         own = found.setdefault(str(record["node"]), {})
@@ -210,7 +210,7 @@ def own_rates(records: Iterable[Node]) -> dict[str, dict[str, float]]:
 
 
 def slow_nodes(records: Sequence[Node]) -> dict[str, str]:
-    """Nodes of a round with a rate that is much slower than that of the round's nodes with the same device, in words."""
+    """Describe nodes of a round with a rate much slower than that of the round's nodes with the same device."""
     kinds: dict[str, list[Node]] = {}
     for record in records:
         kinds.setdefault(str(record.get("device", "")), []).append(record)

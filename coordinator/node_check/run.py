@@ -1,10 +1,10 @@
-"""Holds the rounds of a node check: one Slurm job for each test, and the records that its processes leave.
+"""Runs the rounds of a node check: one Slurm job per test, and the records of its processes.
 
-Rule: a test that does not start in time is cancelled, and its nodes count as not checked. Whatever happens, no job and no
-file of a check outlives it. Called by `evalspan check-nodes`, and with `[nodes] check` by the daemon, beside its loop: each
-node is then checked alone before its first use of a day, and the loop offers it to no evaluation until `nodes.json` says so.
-A bad one is cordoned for a day. One that failed while another passed is cordoned for an hour, then checked again; where none
-passed the check may be at fault, and the node is taken last. No evaluation waits for a check that cannot be held.
+Rule: a test that does not start in time is cancelled, and its nodes count as not checked. No job and no file of a check
+outlives it. Called by `evalspan check-nodes`, and with `[nodes] check` by the daemon, beside its loop: each node is then
+checked on its own before its first use of a day, and not offered until `nodes.json` lists it. A bad node is cordoned for a
+day. One that failed while another passed is cordoned for an hour, then checked again; if none passed the check may be at
+fault, and the node is used last. No evaluation waits for a check that cannot run.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from coordinator.runtime.loop import Coordinator
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import Record
 
-TEST_SECONDS = 120  # after which a process of a test ends itself
+TEST_SECONDS = 120  # after which a test's process exits
 TIME_LIMIT_SECONDS = 300  # of a test's job
-MEMORY_MB = 3072  # of each process of a test
-COMMAND, BY_DAEMON = "check-nodes", "the daemon's check"  # name the check in `nodes.json`
-# until a node's next check, by its verdict
+MEMORY_MB = 3072  # per process of a test
+COMMAND, BY_DAEMON = "check-nodes", "the daemon's check"  # names of the check in `nodes.json`
+# until a node's next check, by verdict
 AFTER_SECONDS = {"ok": 86400.0, "bad": 86400.0, "suspect": 3600.0, "not checked": 600.0}
 log = logging.getLogger(__name__)
 
 
 class CheckedNode(Record):
-    """A row of the table. `rates`: operations or bytes a second, of the slowest device."""
+    """A row of the table. `rates`: operations or bytes per second, of the slowest device."""
 
     node: str
     verdict: Verdict
@@ -57,9 +57,7 @@ class CheckedNode(Record):
 
 
 class Checked(Record):
-    """What `check-nodes` prints. `undetermined`: no test passed, so that no suspect can be told from a good node; `exclude`: the
-    bad nodes.
-    """
+    """Output of `check-nodes`. `undetermined`: no test passed, so suspects may be good nodes; `exclude`: the bad nodes."""
 
     schema_version: int = 1
     nodes: tuple[CheckedNode, ...]
@@ -71,12 +69,13 @@ class Checked(Record):
 def check(
     config: Config, hosts: Sequence[str], *, wait_seconds: float, seed: int, alone: bool = False
 ) -> Checked:
-    """Check these nodes (Slurm hostlists), or all nodes with GPUs of the trials' partition that nothing runs on.
+    """Check these nodes (Slurm hostlists), or all idle nodes with GPUs of the trials' partition.
 
-    `wait_seconds`: that a job may take to start and end; `alone`: each by itself, on its free GPUs. OperatorError, RetryError.
+    `wait_seconds`: how long a job may take to start and end; `alone`: each node on its own, on its free GPUs. Raise
+    OperatorError or RetryError.
     """
     if config.cluster.kind == "local":
-        raise OperatorError("check-nodes tests the nodes of a Slurm cluster: say --cluster slurm")
+        raise OperatorError("check-nodes tests the nodes of a Slurm cluster: use --cluster slurm")
     cluster = wiring.cluster_of(config)
     try:
         listed = cluster.nodes()
@@ -109,14 +108,14 @@ def check(
 
 
 def choose(nodes: Sequence[NodeState], hosts: Sequence[str]) -> tuple[list[NodeState], dict[str, str]]:
-    """Nodes to check, and those that are left out with the reason. OperatorError where a hostlist names none."""
+    """Return nodes to check, and the others with the reason. Raise OperatorError if a hostlist matches none."""
     for text in hosts:
         if not any(in_hostlist(n.name, text) for n in nodes):
             raise OperatorError(f"--nodes {text}: the cluster has no such node")
     named = [n for n in nodes if any(in_hostlist(n.name, text) for text in hosts)]
     asked = named if hosts else [n for n in nodes if n.gpus]
     left = {n.name: n.reason or f"it is {n.state}" for n in asked if not n.usable}
-    if not hosts:  # a node that was named is waited for
+    if not hosts:  # busy nodes that were named are waited for
         left |= {
             n.name: f"jobs use {n.gpus - n.gpus_free} of its {n.gpus} GPUs"
             for n in asked
@@ -133,7 +132,7 @@ def _history(failures: Sequence[cordons.Failure]) -> str:
 def job_of(
     world: World, name: str, *, site: Site, folder: Path, gpus: Mapping[str, int], cpu: bool
 ) -> tuple[NodesJob, Path]:
-    """The job of a test, and the folder of its records. Of nodes with unlike numbers of GPUs the smallest is tested."""
+    """Return the job of a test, and the folder of its records. All nodes use the smallest number of GPUs."""
     out, fewest = folder / name, min(gpus[n] for n in world)
     tasks = 1 if cpu else max(1, fewest)
     words = ("-m", "evaljobs", "node-check", str(out), "--device", "cpu" if cpu or not fewest else "cuda")
@@ -156,7 +155,7 @@ def job_of(
 def hold(
     names: Sequence[str], job: Any, cluster: Cluster, wait_seconds: float, *, alone: bool = False
 ) -> Checked:
-    """All rounds; `alone`: one, of a test for each node. `job(world, name)`: as `job_of`."""
+    """Run all rounds; `alone`: one round with a test per node. `job(world, name)`: like `job_of`."""
     pairing = Pairing(names, most_rounds=1 if alone else MOST_ROUNDS)
     rates, was_slow = dict[str, dict[str, float]](), set[str]()
     while worlds := pairing.worlds():
@@ -193,7 +192,7 @@ def hold(
 
 
 def _look(one: NodeJob) -> None:
-    """An answer is there once each process has left its last record, or the job has ended without."""
+    """Look for an answer: it exists once each process has left its last record, or the job has ended."""
     if not one.open:
         return
     left = _records(one)
@@ -206,7 +205,7 @@ def _records(one: NodeJob) -> list[Mapping[str, Any]]:
     return [json.loads(file.read_bytes()) for file in sorted(one.out.glob("*.json"))]
 
 
-# --- before use, in a process of its own ---------------------------------------------------------------------------
+# --- before use, in a separate process --------------------------------------------------------------------------------
 
 
 class Asked(Record):
@@ -225,9 +224,10 @@ class NodeChecker:
         coordinator.offers.checks_nodes = config.nodes.check and config.cluster.kind == "slurm"
 
     def tick(self, now: float) -> None:
-        """Start what is due, where nothing runs. `now`: unix seconds. OSError where it cannot be started yet."""
+        """Start what is due, if nothing runs. `now`: unix seconds. Raise OSError if it cannot be started yet."""
         if (code := self._process.ended()) is not None:
-            self._coordinator.offers.to_check = frozenset()  # of a look at `nodes.json` before it was written
+            # from a look at `nodes.json` before it was written
+            self._coordinator.offers.to_check = frozenset()
             if code:
                 log.warning("the check of %s has failed: see %s", ", ".join(self._nodes), self._process.log)
                 keep([CheckedNode(node=n, verdict="not checked") for n in self._nodes], self._work.nodes, now)
@@ -241,7 +241,7 @@ class NodeChecker:
 
 
 def keep(rows: Sequence[CheckedNode], place: Path, now: float) -> None:
-    """Write what was found to `nodes.json` (`place`). OSError."""
+    """Record the results in `nodes.json` (`place`). Raise OSError."""
     passed = any(row.verdict == "ok" for row in rows)
     after = {row.node: now + AFTER_SECONDS[row.verdict] for row in rows}
     for row in rows:
@@ -256,9 +256,9 @@ def keep(rows: Sequence[CheckedNode], place: Path, now: float) -> None:
 
 
 def main() -> int:
-    """The child process. Its output is the log."""
+    """Run the child process. Its output is the log."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that jobs are cancelled and files deleted
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # jobs must be cancelled and files deleted
     asked = Asked.model_validate_json(sys.stdin.buffer.read())
     found = check(asked.config, asked.nodes, wait_seconds=TEST_SECONDS + 30.0, seed=0, alone=True)
     keep(found.nodes, WorkPaths(asked.config.work_dir).nodes, time.time())

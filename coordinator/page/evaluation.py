@@ -1,8 +1,8 @@
-"""The data of one evaluation's page: its report, what ran when, and what befell nodes, jobs and shards. Pure.
+"""The data of one evaluation's page: its report, what ran when, and events of nodes, jobs and shards. Pure.
 
-Rule: the page shows what the report, the journal and results.json say, and computes sums alone. Long lists go as columns:
-7,000 shards are a few arrays. Seconds count from the acceptance, as journalled; by the coordinator's clock wherever a
-job's own time is not recorded. `trace` takes the same data.
+Rule: the page shows what the report, the journal and results.json say, and computes only sums. Long lists are stored as
+columns: 7,000 shards are a few arrays. Seconds count from the acceptance, as journalled; by the coordinator's clock unless a
+job's own time is recorded. `trace` uses the same data.
 """
 
 from __future__ import annotations
@@ -33,16 +33,21 @@ from evaljobs.contract.columns import SUITE_MEAN
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import Built, Converted, Executed, Failed, Scored, Staged
 
-HALTS = ("stopped", "paused", "parked", "given up")  # statuses whose first warning says since when and why
-CALM = frozenset({"COMPLETED", "COMPLETING", "CANCELLED"})  # states of a job's end that need no word
+HALTS = (
+    "stopped",
+    "paused",
+    "parked",
+    "given up",
+)  # statuses whose first warning gives the time and the reason
+CALM = frozenset({"COMPLETED", "COMPLETING", "CANCELLED"})  # end states of a job that need no mention
 MOST_WORDS = 400  # characters of a note
 SCORE_COLUMNS = ("task", "measure", "value", "stderr", "higher_is_better", "documents", "n_shot", "version")
-# how a node stands; the worst comes first where several evaluations use it
+# state of a node; the worst comes first if several evaluations use it
 STANDING = ("cordoned", "back-off", "withdrawn", "ready", "staging", "offered")
 
 
 class Span(NamedTuple):
-    """A job's work outside of the GPUs. `begin`: seconds since acceptance; `row`: spans of one row never overlap."""
+    """A job's work off the GPUs. `begin`: seconds since acceptance; `row`: spans in one row never overlap."""
 
     what: str  # build | convert | stage | execute | score
     name: str
@@ -52,7 +57,7 @@ class Span(NamedTuple):
 
 
 class Note(NamedTuple):
-    """Something that befell a node, a job or a shard. `at`: seconds since acceptance."""
+    """Something that happened to a node, a job or a shard. `at`: seconds since acceptance."""
 
     at: float
     about: str
@@ -67,7 +72,7 @@ def evaluation_data(
     price: float | None = None,
     standing: Sequence[Sequence[Any]] = (),
 ) -> dict[str, Any]:
-    """`price`: of a GPU hour, any currency; `standing`: of `standing_of`."""
+    """Return the page's data. `price`: of a GPU hour, any currency; `standing`: from `standing_of`."""
     predicted = {
         shard: seconds
         for event in events
@@ -92,7 +97,7 @@ def evaluation_data(
 
 
 def _scores(results: Mapping[str, Any]) -> list[ScoreValue]:
-    """The means of the suite's groups, then lm-eval's groups, then tasks: a page shows the first of many rows."""
+    """Return the means of the suite's groups, then lm-eval's groups, then tasks: a page shows the first of many rows."""
     groups = results.get("groups", {})
     return sorted(
         scores_of(results),
@@ -101,7 +106,7 @@ def _scores(results: Mapping[str, Any]) -> list[ScoreValue]:
 
 
 def _shards(report: Report, predicted: Mapping[str, float]) -> dict[str, list[Any]]:
-    """Columns of the shards that count. `lane`: place of its trial in the report's `gpus`, -1 for one that runs still;
+    """Return columns of the shards that count. `lane`: index of its trial in the report's `gpus`, -1 for one still running;
     `task`: index into `tasks`.
     """
     lane = {g.trial: i for i, g in enumerate(report.gpus)}
@@ -119,7 +124,7 @@ def _shards(report: Report, predicted: Mapping[str, float]) -> dict[str, list[An
 
 
 def _nodes(report: Report, events: Sequence[AnyEvent]) -> list[list[Any]]:
-    """A row per node: name, rung, GPU type, bytes staged, of these from storage, seconds of staging, staged ahead, why."""
+    """Return a row per node: name, rung, GPU type, bytes staged, part from storage, staging seconds, staged ahead, why."""
     staged: dict[str, Staged] = {}
     types: dict[str, str] = {}
     for event in events:
@@ -137,7 +142,7 @@ def _nodes(report: Report, events: Sequence[AnyEvent]) -> list[list[Any]]:
 
 
 def standing_of(summaries: Iterable[Summary], cordoned: Mapping[str, float]) -> list[list[Any]]:
-    """A row per node: name, status, why, until (unix seconds, or None). `cordoned`: node -> unix seconds."""
+    """Return a row per node: name, status, why, until (unix seconds, or None). `cordoned`: node -> unix seconds."""
     rows: list[list[Any]] = [[n.name, n.status, n.why, n.until] for s in summaries for n in s.nodes]
     rows += [
         [name, "cordoned", "given back (evalspan release), or bad in its check", until]
@@ -149,7 +154,7 @@ def standing_of(summaries: Iterable[Summary], cordoned: Mapping[str, float]) -> 
 
 
 def spans(events: Iterable[AnyEvent], accepted_at: float, entries: Sequence[str]) -> list[Span]:
-    """Spans of jobs that left an outcome, in rows: each row as few as hold them. `entries`: names of the suite's tasks."""
+    """Return spans of jobs that left an outcome, in as few rows as possible. `entries`: names of the suite's tasks."""
     found = []
     for event in events:
         if not isinstance(event, OutcomeSeen):
@@ -173,7 +178,7 @@ def spans(events: Iterable[AnyEvent], accepted_at: float, entries: Sequence[str]
 
 
 def in_rows(found: Iterable[Span]) -> list[Span]:
-    """Spans by begin, each in the first row of its kind that is free then; rows of a kind stand together."""
+    """Return spans by start, each in the first free row of its kind; rows of a kind are adjacent."""
     kinds: dict[str, list[float]] = {}
     placed: list[tuple[str, Span]] = []
     for span in sorted(found, key=lambda s: s.begin):
@@ -197,7 +202,7 @@ def notes(events: Iterable[AnyEvent], accepted_at: float) -> list[Note]:
 
 
 def _told(event: AnyEvent) -> Iterator[tuple[str, str, bool]]:  # noqa: C901, PLR0912 (a case for each event)
-    """(about, text, is it bad?)."""
+    """Yield (subject, text, whether it is bad)."""
     match event:
         case OutcomeSeen(outcome=Failed() as failed):
             said = in_words(event.cause, f"{failed.job} failed: {failed.error}")
@@ -238,7 +243,7 @@ Place = tuple[int, int]  # process and thread
 
 
 def trace(data: Mapping[str, Any]) -> dict[str, Any]:
-    """`data`: of `evaluation_data`. Returns {"traceEvents": […], …}."""
+    """Return {"traceEvents": […], …}. `data`: from `evaluation_data`."""
     report, shards = data["report"], data["shards"]
     nodes = {node: i + 1 for i, node in enumerate(dict.fromkeys(g["node"] for g in report["gpus"]))}
     places = [(nodes[g["node"]], number) for number, g in enumerate(report["gpus"])]

@@ -1,7 +1,7 @@
-"""Puts the data and the code of a page into one file that needs no network.
+"""Combines the data and the code of a page into one file that needs no network.
 
-Rule: data are JSON and base64 in script elements that no browser runs. A content security policy names the one
-script and the one style by their digests, so that text which came from a model or a task can never run.
+Rule: data are JSON and base64 in script elements that browsers do not execute. A content security policy names the script and
+the style by their digests, so that text from a model or a task can never run.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ SAME_SERVER = "; connect-src 'self'"
 def page(
     title: str, data: Mapping[str, Any], blocks: Mapping[str, bytes] | None = None, *, live: bool = False
 ) -> str:
-    """The page as text. `data`: what JSON holds; numbers that are not finite become null.
+    """Return the page as text. `data`: JSON-able; non-finite numbers become null.
 
-    `blocks`: name -> gzip bytes that the page unpacks when it shows them. `live`: the server's page, which asks its server
-    for news; any other loads nothing.
+    `blocks`: name -> gzip bytes that the page unpacks on demand. `live`: the server's page, which polls its server for news;
+    any other loads nothing.
     """
     script, style = _joined((*SCRIPTS, "live.js") if live else SCRIPTS), _joined(STYLES)
     policy = (
@@ -57,7 +57,7 @@ def page(
 
 
 def as_json(data: Any) -> str:
-    """JSON that can stand in a script element: no `<`, so no end tag and no comment."""
+    """Return JSON that is safe inside a script element: no `<`, so no end tag and no comment."""
     return json.dumps(finite(data), ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace(
         "<", "\\u003c"
     )

@@ -1,6 +1,7 @@
-"""The data of a work folder's first page, its trainings, the newest first, and its evaluations; of a page over checkpoints. Pure.
+"""The data of a work folder's front page (trainings, the newest first, and evaluations), and of pages over checkpoints. Pure.
 
-Rule: what is said of a training's scores is its `Training`; what is said of one that runs or failed, its summary.
+Rule: statements about a training's scores come from its `Training`; those about running or failed evaluations from their
+summaries.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ SUMMARY = {
     "evaluation_id", "suite", "step", "scored", "entries", "shards_done", "shards", "accepted_at", "makespan_seconds", "gpu_seconds",
     "slot",
 }  # fmt: skip
-MOST_LINES = 12  # of a sparkline; with more scores it is the mean
+MOST_LINES = 12  # of a sparkline; with more scores it shows the mean
 Find = Callable[[Key, Sequence[Summary]], Training | None]
-"""(training, its evaluations that have scores) -> how it stands; None: not known yet."""
+"""(training, its evaluations with scores) -> its comparison; None: unknown so far."""
 
 
 def in_order(summaries: Iterable[Summary]) -> list[Summary]:
-    """Evaluations of one training by its checkpoints, of each the latest one."""
+    """Return the evaluations of one training by checkpoint, the latest for each."""
     latest = {s.checkpoint: s for s in sorted(summaries, key=lambda s: s.accepted_at)}
     return sorted(latest.values(), key=lambda s: (s.step is None, s.step or 0, s.accepted_at))
 
 
 def standing(summary: Summary, halt: Halt | None, now: float) -> tuple[str, str]:
-    """(done | failed | cancelled | stopped | running, the same in words as `status` says it)."""
+    """Return (done | failed | cancelled | stopped | running, the same as `status` describes it)."""
     if halt is not None:
         return "stopped", halt.text
     if summary.ended_at is not None:
@@ -50,16 +51,16 @@ def standing(summary: Summary, halt: Halt | None, now: float) -> tuple[str, str]
 
 
 class Standing(NamedTuple):
-    """A training as its summaries say, in order of its checkpoints; of each checkpoint the latest evaluation."""
+    """A training according to its summaries, in order of its checkpoints; the latest evaluation for each checkpoint."""
 
     key: Key
     members: Sequence[Summary]
-    stands: Mapping[str, tuple[str, str]]  # evaluation -> of `standing`
-    training: Training | None  # None: it is not compared yet
+    stands: Mapping[str, tuple[str, str]]  # evaluation -> from `standing`
+    training: Training | None  # None: not yet compared
 
     @property
     def others(self) -> list[str]:
-        """Evaluations that are not done, the latest first, each in a few words."""
+        """Describe evaluations that are not done, the latest first."""
         return [f"{s.label} {text}" for s, (word, text) in self._apart() if word != "cancelled"]
 
     @property
@@ -80,7 +81,7 @@ class Standing(NamedTuple):
 def trainings_of(
     every: Iterable[tuple[Summary, Halt | None]], find: Find, now: float, most: int | None = None
 ) -> list[Standing]:
-    """Trainings, that with the newest evaluation first; the first `most`."""
+    """Return the first `most` trainings, that with the newest evaluation first."""
     groups: dict[Key, list[tuple[Summary, Halt | None]]] = defaultdict(list)
     for summary, halt in every:
         groups[summary.training].append((summary, halt))
@@ -97,7 +98,7 @@ def trainings_of(
 def index_data(
     begun: Sequence[tuple[Summary, Halt | None]], ended: Sequence[Summary], find: Find, now: float
 ) -> dict[str, Any]:
-    """`begun`: those that have not ended, oldest first; `ended`: the newest first."""
+    """Return the front page's data. `begun`: open evaluations, oldest first; `ended`: newest first."""
     every = [*begun, *((s, None) for s in ended)]
     found = trainings_of(every, find, now)
     stands = {s.evaluation_id: standing(s, halt, now) for s, halt in every}
@@ -118,7 +119,7 @@ def index_data(
 
 
 def _card(one: Standing, name: str) -> dict[str, Any]:
-    """`lines`: name -> values over `scored`, the checkpoints that have scores; `states`: of those that are not done."""
+    """Return a training's card. `lines`: name -> values over `scored`, checkpoints with scores; `states`: of the others."""
     folder, suite, mode = one.key
     training = one.training
     return {
@@ -138,7 +139,7 @@ def _card(one: Standing, name: str) -> dict[str, Any]:
 
 
 def _lines(members: Sequence[Summary], training: Training) -> dict[str, Sequence[float | None]]:
-    """The mean, and the main scores of which higher is better where they are few: each of a group or task."""
+    """Return the mean, and if they are few the main scores for which higher is better: one per group or task."""
     values = {
         s.evaluation_id: {v.task: v.value for v in s.main_scores if v.higher_is_better} for s in members
     }
@@ -159,14 +160,14 @@ POINT = (
 
 
 def training_data(found: Iterable[tuple[Training, Series]]) -> dict[str, Any]:
-    """`found`: of each training how it stands, and its series with verdicts."""
+    """Return the data of a page over checkpoints. `found`: trainings, and their series with verdicts."""
     made = sorted(found, key=lambda one: (one[0].folder, one[0].suite, one[0].mode))
     names = short_names([training.folder for training, _ in made])
     return {"kind": "training", "trainings": [_training(names[t.folder], t, series) for t, series in made]}
 
 
 def shown(training: Training) -> dict[str, Any]:
-    """How it stands, for pages: clauses, and what fell."""
+    """Return a training's state for pages: clauses and drops."""
     drops = [{"name": d.name, "words": d.words, "evaluation": d.evaluation_id} for d in training.drops]
     return {
         "clauses": [clause._asdict() for clause in clauses(training)],
@@ -176,7 +177,7 @@ def shown(training: Training) -> dict[str, Any]:
 
 
 def short_names(folders: Sequence[str]) -> dict[str, str]:
-    """Folder -> the shortest end of its path, of two parts or more, that is unique among them."""
+    """Return folder -> the shortest unique end of its path, with at least two components."""
     folders = list(dict.fromkeys(folders))
     for length in range(2, max((len(PurePosixPath(f).parts) for f in folders), default=1) + 1):
         ends = {f: "/".join(PurePosixPath(f).parts[-length:]) for f in folders}
@@ -201,8 +202,9 @@ def _training(name: str, training: Training, series: Series) -> dict[str, Any]:
 
 
 def _columns(curve: Curve, places: Mapping[str, int]) -> dict[str, Any]:
-    """Columns of a curve. `at`: places of its points in the training, None: all; `marks`: place on the curve -> "!" shows a drop,
-    "~" is not comparable, "↓" begins a drop; `drops`: with places on the curve; `documents`: one number where all are alike.
+    """Return the columns of a curve. `at`: indices of its points in the training, None: all; `marks`: index on the curve ->
+    "!" shows a drop, "~" is not comparable, "↓" begins a drop; `drops`: with indices on the curve; `documents`: one number if
+    all are equal.
     """
     at, documents = [places[p.evaluation_id] for p in curve.points], [p.documents for p in curve.points]
     place = {p.label: i for i, p in enumerate(curve.points)}

@@ -1,7 +1,7 @@
-"""Reads what a page shows: one evaluation, trainings, or evaluations beside each other.
+"""Reads the contents of a page: one evaluation, trainings, or a comparison of evaluations.
 
-Rule: a title, JSON data and packed blocks come out, and nothing is kept. `cli/series.py` writes them to a file, `serve`
-answers with them.
+Rule: returns a title, JSON data and packed blocks, and keeps nothing. `cli/series.py` writes them to a file, `serve` answers
+with them.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from coordinator.runtime.summary import Halt, Summary, ended, halt_of, read_json
 from evaljobs.contract.folded import exists, open_file, read_bytes
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
-MOST_BEFORE = 60  # checkpoints before one, whose scores its page shows
-MOST_LOGS = 12  # logs of failed jobs whose last lines a page holds
+MOST_BEFORE = 60  # earlier checkpoints whose scores a page shows
+MOST_LOGS = 12  # logs of failed jobs whose last lines a page shows
 LAST_LINES = 30
-LAST_BYTES = 20_000  # of a log, that are read
+LAST_BYTES = 20_000  # read from a log
 
 
 class Contents(NamedTuple):
-    """Of one page. `blocks`: name -> gzip bytes."""
+    """Contents of one page. `blocks`: name -> gzip bytes."""
 
     title: str
     data: dict[str, Any]
@@ -60,9 +60,9 @@ Find = Callable[[Config, str], tuple[State, EvaluationPaths, list[AnyEvent]]]
 def of_evaluation(
     settings: Config, name: str, find: Find = find_evaluation, every: Sequence[Summary] | None = None
 ) -> Contents:
-    """One evaluation, also while it runs. OperatorError where there is none of that name, or several.
+    """Return the page of one evaluation, even while it runs. Raise OperatorError if the name matches none, or several.
 
-    `every`: summaries of the work folder's evaluations; None: they are read here.
+    `every`: summaries of the work folder's evaluations; None: read them here.
     """
     if every is None:
         summaries = Summaries(settings)
@@ -82,7 +82,7 @@ def of_evaluation(
 def _beside(
     settings: Config, name: str, results: Mapping[str, Any], every: Sequence[Summary]
 ) -> dict[str, Any]:
-    """Of the training that an evaluation is of: its checkpoints, scores of those before, and how this one's have changed."""
+    """Return the evaluation's training: its checkpoints, scores of earlier ones, and how this one's have changed."""
     one = next((s for s in every if s.evaluation_id == name), None)
     if one is None:
         return {"training": None}
@@ -120,8 +120,8 @@ def _beside(
 def _changes(
     settings: Config, before: str, after: str
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any] | None]:
-    """What `compare` says: (score name -> change, wider half of its two-sided 95 % interval, verdict, and that in words; the
-    fields of `Against`). Empty and None where one of both evaluations cannot be read.
+    """Return the result of `compare`: (score name -> change, wider half of its two-sided 95 % interval, verdict, and its
+    text; the fields of `Against`). Empty and None if one of both evaluations cannot be read.
     """
     with suppress(EvalspanError, LookupError, OSError, TypeError, ValueError):
         rows = compared(settings.work_dir, [before, after])[1]
@@ -141,14 +141,14 @@ def of_work_folder(
     ended: Sequence[Summary],
     find: index.Find,
 ) -> Contents:
-    """All evaluations of the work folder, and their trainings. `begun`: those that have not ended."""
+    """Return the page of all evaluations of the work folder and their trainings. `begun`: open evaluations."""
     found = index.index_data(begun, ended, find, time.time())
     going = [s for s, halt in begun if halt is None]
     return _made(str(settings.work_dir), found | {"standing": _standing(settings, going)})
 
 
 def of_trainings(settings: Config, heads: Sequence[Head], selector: str, *, dense: bool = False) -> Contents:
-    """Checkpoints, by training, with verdicts along each. `selector`: what named them."""
+    """Return the page of checkpoints, by training, with verdicts. `selector`: the name that selected them."""
     whole, each = is_folder(selector), trainings.by_training(heads).values()
     made = [trainings.judge(settings, of, whole=whole, scores=False) for of in each]
     data = index.training_data((standing, series.shown(dense=dense)) for standing, series in made)
@@ -158,7 +158,7 @@ def of_trainings(settings: Config, heads: Sequence[Head], selector: str, *, dens
 def of_comparison(
     settings: Config, names: Sequence[str], *, mixed: bool = False, dense: bool = False
 ) -> Contents:
-    """Scores of all these evaluations; samples of the first and the last. OperatorError where one has no results."""
+    """Return the page with scores of all these evaluations, and samples of the first and the last. Raise OperatorError."""
     ids = [find_record(settings, name)[0].evaluation_id for name in names]
     points, rows = compared(settings.work_dir, ids, mixed=mixed, dense=dense)
     folders = [EvaluationPaths(settings.work_dir / name) for name in ids]
@@ -206,7 +206,7 @@ def _flipped(before: EvaluationPaths, after: EvaluationPaths, task: str) -> set[
 
 
 def _later(results: Mapping[str, Any], task: str) -> str:
-    """The field of a conversation's document with the messages after the first one; "" of any other task."""
+    """Return the field of a conversation's document with the messages after the first one; "" for any other task."""
     metadata = (results.get("configs", {}).get(task) or {}).get("metadata")
     return str(metadata.get("follow_up") or "") if isinstance(metadata, Mapping) else ""
 
@@ -214,12 +214,12 @@ def _later(results: Mapping[str, Any], task: str) -> str:
 def evaluation_and_results(
     settings: Config, name: str, find: Find = find_evaluation
 ) -> tuple[dict[str, Any], EvaluationPaths, dict[str, Any]]:
-    """(the page's data without samples and logs, its folder, its results)."""
+    """Return (the page's data without samples and logs, its folder, its results)."""
     paths = find_folder(settings, name)
     standing: list[list[Any]] = []
     summary = ended(paths)
     if summary is not None and (found := results_in_files(paths)) is not None:
-        # of another journal format its events are not read: the page has no jobs and no notes
+        # events of another journal format are not read: the page then has no jobs and no notes
         events = [] if has_other_format(paths.journal) else list(read_events(paths.journal))
     else:
         state, paths, events = find(settings, paths.root.name)
@@ -257,7 +257,7 @@ def _lines(file: Path) -> Iterator[str]:
 
 
 def _logs(paths: EvaluationPaths, notes: Sequence[evaluation.Note]) -> list[list[Any]]:
-    """(job, the last lines of its log or else of its traceback, is it a log?) of jobs that ended badly."""
+    """Return (job, last lines of its log or traceback, whether it is a log) of jobs that ended badly."""
     found: dict[str, str] = {}
     for job in dict.fromkeys(note.about for note in notes if note.bad):
         for name in (job, job.removesuffix(".0")):

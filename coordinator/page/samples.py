@@ -1,7 +1,8 @@
-"""Samples of an evaluation as blocks of a page: what was asked, answered and scored, cut to a size.
+"""Samples of an evaluation as blocks of a page: requests, answers and scores, limited in size.
 
 Rule: reads lm-eval's sample files one line at a time. Every task gets an equal share of the page's bytes, its wrong or
-flipped samples first; what does not fit is left out or cut, and the page says how many. Called by the command with files, or by tests with lines.
+flipped samples first; what does not fit is omitted or shortened, and the page says how many. Called by the command with
+files, or by tests with lines.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-MOST_TEXT = 4000  # characters of a prompt or an answer that a page shows
-MOST_BYTES = 9_000_000  # of all blocks, compressed; base64 makes a third more
-CHUNK = 200  # samples that are compressed together before a task's share is looked at
-# a sample's columns in a block; `later`: messages of a conversation after the prompt
+MOST_TEXT = 4000  # characters of a prompt or an answer on a page
+MOST_BYTES = 9_000_000  # of all blocks, compressed; base64 adds a third
+CHUNK = 200  # samples compressed together before a task's share is checked
+# columns of a sample in a block; `later`: messages of a conversation after the prompt
 COLUMNS = (
     "doc_id",
     "prompt",
@@ -34,7 +35,7 @@ VALUES = COLUMNS.index("values")
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Of a task's samples. `flipped`: documents to keep first, None: wrong ones; `later`: a document's field of messages."""
+    """Options for a task's samples. `flipped`: documents to keep first, None: wrong ones; `later`: the messages' field."""
 
     flipped: Collection[int] | None = None
     later: str = ""
@@ -51,7 +52,7 @@ def blocks_of(
     most_bytes: int = MOST_BYTES,
     kind_of: Callable[[str], Kind] = lambda _: Kind(),
 ) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
-    """(a row of the index per task, name of a block -> its gzip bytes). `tasks`: task -> lines of its sample file."""
+    """Return (an index row per task, name of a block -> its gzip bytes). `tasks`: task -> lines of its sample file."""
     share = most_bytes // max(1, len(tasks))
     index, blocks = [], {}
     for number, (task, lines) in enumerate(tasks.items()):
@@ -62,19 +63,19 @@ def blocks_of(
 
 
 def _fitting(lines: Iterable[str], share: int, kind: Kind) -> tuple[bytes, dict[str, int]]:
-    """(gzip of the samples that fit, counts of their documents, of all, and of broken lines).
+    """Return (gzip of the samples that fit, counts of their documents, of all, and of broken lines).
 
-    A document has a line for each filter.
+    A document has one line per filter.
     """
     ranks: dict[bool, list[tuple[int, list[Any]]]] = {
         True: [],
         False: [],
-    }  # is it kept first? -> places and rows
+    }  # whether it is kept first -> positions and rows
     broken = size = 0
     for place, line in enumerate(filter(str.strip, lines)):
         try:
             row = sample_row(json.loads(line), kind.later)
-        except (ValueError, AttributeError, TypeError):  # cut short, or no sample
+        except (ValueError, AttributeError, TypeError):  # truncated, or not a sample
             broken += 1
             continue
         ranks[kind.first(row)].append((place, row))
@@ -97,9 +98,9 @@ def _packed(rows: list[list[Any]]) -> bytes:
 
 
 def sample_row(sample: Mapping[str, Any], later: str = "") -> list[Any]:
-    """A line of lm-eval's sample file as COLUMNS; texts beyond MOST_TEXT characters are cut and say so.
+    """Return a line of lm-eval's sample file as COLUMNS; texts beyond MOST_TEXT characters are shortened with a note.
 
-    `later`: field of the document with the messages after the prompt; an answer is then a list, one text a turn.
+    `later`: field of the document with the messages after the prompt; an answer is then a list, one text per turn.
     """
     asked = [a for a in sample.get("arguments", {}).values() if isinstance(a, Mapping)]
     prompt = asked[0].get("arg_0", "") if asked else ""

@@ -1,9 +1,9 @@
 """`evalspan serve`: the pages of a work folder in a browser, kept up to date.
 
-Rule: a process of its own that reads files and journals, writes what it computed of documents alone, and talks to no
-daemon, Redis or Slurm: it cannot harm them. It listens on loopback or on a Unix socket. Other users of the host reach
-loopback too, so the address that is printed holds a token, which the browser keeps as a cookie. Hosts other than
-loopback are refused, since a page of another site could have its name resolve to this address.
+Rule: a separate process that reads files and journals, writes only what it derived from documents, and contacts no daemon,
+Redis or Slurm, so it cannot harm them. It listens on loopback or on a Unix socket. Other users of the host can reach
+loopback, so the printed address contains a token, which the browser keeps as a cookie. Host names other than loopback are
+refused, since another site could make its name resolve to this address.
 """
 
 from __future__ import annotations
@@ -55,20 +55,19 @@ from coordinator.runtime.summary import Halt, Summary, halt_of, read_summary
 from coordinator.runtime.work_lock import WorkLock
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
-EVALUATION = "/evaluation/"  # begins the address of an evaluation's page
-COOKIE = "evalspan"  # with the port that the browser sees: a browser keeps one set of cookies for all ports of a host
+EVALUATION = "/evaluation/"  # prefix of the address of an evaluation's page
+# with the port that the browser sees, since browsers share cookies between all ports of a host
+COOKIE = "evalspan"
 HOSTS = ["127.0.0.1", "localhost", "[::1]"]
 LOOK_SECONDS = 2.0  # between two looks at the work folder
 FEWEST_COMPARED = 2
-BUSY = 0.05  # of a core's time, that making a page anew takes at most
-COMPARE_SECONDS = (
-    2.0  # for trainings that no one compared yet, of which the first page shows the others later
-)
-MOST_AT_ONCE = 200  # connections; one more is answered by 503
+BUSY = 0.05  # largest share of a core for rebuilding pages
+COMPARE_SECONDS = 2.0  # for trainings not yet compared; the front page shows the others later
+MOST_AT_ONCE = 200  # connections; any further one is answered with 503
 HEADER_SECONDS = 10.0  # from a connection to its first request
-MOST_PAGES = 4  # made pages that are kept, and journals that are followed
-MOST_ENDED = 500  # evaluations that have ended, on the first page
-MOST_TRAININGS = 200  # how they stand is kept
+MOST_PAGES = 4  # cached pages, and journals that are followed
+MOST_ENDED = 500  # ended evaluations on the front page
+MOST_TRAININGS = 200  # cached comparisons
 HEADERS = {
     "Cache-Control": "no-store",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -80,22 +79,22 @@ HEADERS = {
 
 @dataclass
 class _Journal:
-    """An evaluation as its journal says up to byte `bytes`, where the next line begins."""
+    """State of an evaluation according to its journal up to byte `bytes`, where the next line begins."""
 
-    last: bytes  # the line before it: another journal in its place has another
+    last: bytes  # the preceding line, which differs if another journal took its place
     state: State
     events: list[AnyEvent]
     bytes: int
 
 
 class Journals:
-    """The evaluations that pages showed lately: of a journal that has grown, only what was added is read."""
+    """Cache of recently shown evaluations: only lines added to a journal are read."""
 
     def __init__(self) -> None:
         self._kept: dict[str, _Journal] = {}
 
     def find(self, settings: Config, name: str) -> tuple[State, EvaluationPaths, list[AnyEvent]]:
-        """As `find_evaluation`."""
+        """Return the same as `find_evaluation`."""
         paths = find_folder(settings, name)
         kept = self._kept.pop(paths.root.name, None)
         with paths.journal.open("rb") as file:
@@ -111,7 +110,7 @@ class Journals:
         try:
             added = [EVENT.validate_json(line) for line in lines]
         except ValidationError:
-            return find_evaluation(settings, name)  # which names the line
+            return find_evaluation(settings, name)  # names the line
         replay_on(kept.state, added)
         kept.events += added
         kept.bytes += sum(map(len, lines))
@@ -124,14 +123,14 @@ class Journals:
 
 class _Made(NamedTuple):
     contents: read.Contents
-    until: float  # monotonic seconds before which it is not made anew
+    until: float  # monotonic seconds before which it is not rebuilt
 
 
 class Pages:
-    """Makes the contents of pages, and keeps the last ones until a journal has grown or a coordinator has died.
+    """Builds page contents, and caches them until a journal has grown or a coordinator has died.
 
-    A page is made anew so seldom that it costs BUSY of a core at most: one of 7,000 shards takes a third of a second.
-    All browsers share one look at the work folder in LOOK_SECONDS.
+    Pages are rebuilt rarely enough to cost at most BUSY of a core: one of 7,000 shards takes a third of a second. All
+    browsers share one look at the work folder per LOOK_SECONDS.
     """
 
     def __init__(
@@ -140,21 +139,21 @@ class Pages:
         now: Callable[[], float] = time.monotonic,
         spent: Callable[[], float] = time.thread_time,
     ) -> None:
-        """`spent`: CPU seconds of this thread."""
+        """Cache pages. `spent`: CPU seconds of this thread."""
         self.settings = settings
         self._now, self._spent = now, spent
         self._made: dict[str, _Made] = {}
-        # address -> held while it is made; gone with the last thread that wants it, since addresses are anyone's
+        # address -> held while it is built; dropped with the last thread that wants it, since anyone can make up addresses
         self._making: WeakValueDictionary[str, Lock] = WeakValueDictionary()
         self._summaries = Summaries(settings, most=MOST_ENDED)
         self._journals = Journals()
         self._trainings: dict[Hashable, Training | None] = {}  # by key, evaluations and their ends
         self._open: list[tuple[Summary, Halt | None]] = []
         self._looked_at, self._work_mark = float("-inf"), ""
-        self._lock = Lock()  # of what is kept and of the look at the work folder
+        self._lock = Lock()  # protects the caches and the look at the work folder
 
     def get(self, address: str, make: Callable[[], read.Contents]) -> read.Contents:
-        """Contents whose data hold their mark. `address`: path and query of the page."""
+        """Return contents whose data include their mark. `address`: path and query of the page."""
         with self._lock:
             making = self._making.setdefault(address, Lock())
         with making:
@@ -174,7 +173,7 @@ class Pages:
             return kept.contents
 
     def mark(self, address: str) -> str:
-        """Differs once what this page shows may have changed."""
+        """Return a mark that differs once the page's contents may have changed."""
         if address.startswith(EVALUATION):
             paths = EvaluationPaths(Path(self.settings.work_dir) / address.removeprefix(EVALUATION))
             try:
@@ -230,7 +229,7 @@ class Pages:
 
 
 class _Views:
-    """The answers, a method for each route, which runs in a thread."""
+    """The answers, one method per route, each run in a thread."""
 
     def __init__(self, settings: Config) -> None:
         self._settings = settings
@@ -245,7 +244,7 @@ class _Views:
         ]
 
     def _answer(self, request: Request, address: str, make: Callable[[], read.Contents]) -> Response:
-        """As a page or, for a page that renews itself, as data; 304 where it has these."""
+        """Answer with a page, or for a page that updates itself with data; 304 if it has these."""
         try:
             found = self._pages.get(address, make)
         except OperatorError as error:
@@ -265,9 +264,9 @@ class _Views:
 
     def _evaluation(self, request: Request) -> Response:
         name = request.path_params["name"]
-        with suppress(OperatorError):  # the answer says it
+        with suppress(OperatorError):  # the answer reports it
             whole = find_folder(self._settings, name).root.name
-            if whole != name:  # the page is kept up to date by its whole id
+            if whole != name:  # the page is kept up to date under its full id
                 return RedirectResponse(f"{EVALUATION}{quote(whole)}", status_code=303)
         return self._answer(request, f"{EVALUATION}{name}", lambda: self._pages.evaluation(name))
 
@@ -283,7 +282,7 @@ class _Views:
 
 
 def application(settings: Config, token: str | None) -> Starlette:
-    """The web application. `token`: what a browser must show; None: on a Unix socket, whose mode keeps others out."""
+    """Return the web application. `token`: what a browser must present; None: on a Unix socket, whose mode excludes others."""
     hosts = Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS, www_redirect=False)
     return Starlette(routes=_Views(settings).routes(), middleware=[hosts, Middleware(_Guard, token)])
 
@@ -302,9 +301,9 @@ class _Guard(BaseHTTPMiddleware):
 
     def _refusal(self, request: Request) -> Response | None:
         if request.method not in ("GET", "HEAD"):
-            return PlainTextResponse("this server shows, and changes nothing", status_code=405)
+            return PlainTextResponse("this server is read-only", status_code=405)
         if "\0" in unquote(str(request.url)):
-            return PlainTextResponse("no name has a NUL character", status_code=404)
+            return PlainTextResponse("names cannot contain NUL", status_code=404)
         if self._token is None or self._is_token(request.cookies.get(_cookie(request), "")):
             return None
         if not self._is_token(request.query_params.get("token", "")):
@@ -324,7 +323,7 @@ def _cookie(request: Request) -> str:
 
 
 class _Timed(H11Protocol):
-    """Ends a connection on which no request has come within HEADER_SECONDS."""
+    """Closes a connection without a request within HEADER_SECONDS."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -332,11 +331,12 @@ class _Timed(H11Protocol):
 
 
 def run(settings: Config, *, port: int, unix: Path | None, say: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM. OperatorError where the address cannot be had."""
+    """Serve until SIGINT or SIGTERM. Raise OperatorError if the address is unavailable."""
     bound, address, token = _bound(port, unix)
-    bound.listen()  # who opens the address at once waits
+    bound.listen()  # a client that connects at once waits
     say(address)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn passes the signal on when it has ended
+    # uvicorn re-raises the signal when it has shut down
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     config = uvicorn.Config(
         application(settings, token),
         log_level="warning",
@@ -355,7 +355,7 @@ def run(settings: Config, *, port: int, unix: Path | None, say: Callable[[str], 
 
 
 def _bound(port: int, unix: Path | None) -> tuple[socket.socket, str, str | None]:
-    """(socket that listens, what to open, token)."""
+    """Return (listening socket, address to open, token)."""
     try:
         if unix is None:
             bound = socket.socket(socket.AF_INET)
@@ -377,7 +377,7 @@ def _bound(port: int, unix: Path | None) -> tuple[socket.socket, str, str | None
         )
     except OSError as error:
         raise OperatorError(
-            f"{unix or f'127.0.0.1:{port}'} cannot be listened on: {error.strerror or error}"
+            f"{unix or f'127.0.0.1:{port}'} is not available: {error.strerror or error}"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Turns request sets, priors and free lanes into a plan: shards, lanes, order, metric workers. Pure: reads no file.
+"""Plans from request sets, priors and free lanes: shards, lanes, order, metric workers. Pure: reads no file.
 
 Start with `make_plan.py`; `planner.py` explains the packing.
 """

@@ -1,7 +1,7 @@
 """The two-stage flow shop of every planning policy: shards on lanes, then metrics on CPU slots. Pure.
 
-Rule: a policy decides the cuts, their order and their lanes; this module alone computes when lanes and
-metrics end. Called by `planner`, whose policies are evalspan's own and that of Hu et al., NSDI 2024.
+Rule: a policy decides the cuts, their order and their lanes; only this module computes when lanes and metrics end. Called by
+`planner`, whose policies are evalspan's own and that of Hu et al., NSDI 2024.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from coordinator.planning.shard_sizes import OVERHEAD_SHARE, Span, shards_of
 
 PASSES = 3  # of levelling, over all sets
 SETS = 32
-"""Sets, the largest first, whose cuts are moved: others carry too little work."""
+"""Number of sets, largest first, whose cuts are moved: the others carry too little work."""
 CLOSE = 1e-4
-"""Lanes whose ends differ from the mean by less than this part of it end together."""
+"""Lanes whose ends differ from the mean by less than this fraction count as ending together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Shop:
         self.width = sum(lane.speed for lane in self.lanes)
         self.horizon = self.total / self.width
         self._sums: dict[int, Sequence[float]] = {}
-        self.dealt = 0  # shards of all tries
+        self.dealt = 0  # shards over all tries
         self.metric_total = sum(work.metric_seconds for work in self.sets)
         self.at_once = [
             max(1, min(work.metric_parallelism, self.cpu_slots, len(work.batch_seconds)))
@@ -70,17 +70,17 @@ class Shop:
         ]
 
     def on(self, lanes: Sequence[int]) -> Shop:
-        """The same problem on some of its lanes."""
+        """Return the same problem on some of its lanes."""
         return Shop(replace(self.problem, lanes=[self.lanes[index] for index in lanes]))
 
     def sums(self, index: int) -> Sequence[float]:
-        """Running sums of a set's batch seconds, from 0.0 on."""
+        """Return running sums of a set's batch seconds, starting with 0.0."""
         if index not in self._sums:
             self._sums[index] = running(self.sets[index].batch_seconds)
         return self._sums[index]
 
     def deal(self, cuts: list[Span], urgent_from: float) -> Try:
-        """Order cuts by rank, deal each to the lane that ends it soonest, then run the CPU stage."""
+        """Order cuts by rank, assign each to the lane that ends it soonest, then run the CPU stage."""
         cuts = sorted(
             cuts, key=lambda cut: (-cut[4] if cut[4] > urgent_from else 0.0, -cut[3], cut[0], cut[1])
         )
@@ -104,8 +104,8 @@ class Shop:
         return self.placed(cuts, lane_of)
 
     def level(self, dealt: Try) -> Try:
-        """The try with cuts moved so that lanes end together; unchanged where that ends no sooner."""
-        chains: dict[int, list[int]] = {}  # set -> places of its shards in the ranks, by documents
+        """Return the try with cuts moved so that lanes end together; unchanged if that ends no sooner."""
+        chains: dict[int, list[int]] = {}  # set -> ranks of its shards, in document order
         for place in sorted(range(len(dealt.cuts)), key=lambda place: dealt.cuts[place][1]):
             chains.setdefault(dealt.cuts[place][0], []).append(place)
         chains = {index: places for index, places in chains.items() if len(places) > 1}
@@ -125,7 +125,7 @@ class Shop:
         return again if again.makespan < dealt.makespan else dealt
 
     def placed(self, cuts: list[Span], lane_of: list[int]) -> Try:
-        """These cuts, by rank, each on the lane that `lane_of` names for it."""
+        """Return the try with these cuts, by rank, each on the lane that `lane_of` names."""
         lane_ends = list(self.starts)
         ends: list[float] = []
         for cut, lane in zip(cuts, lane_of, strict=True):
@@ -164,13 +164,12 @@ def levelled(
     speeds: Sequence[float],
     shortest: float,
 ) -> dict[int, list[int]]:
-    """New ends, in batches, of the shards of those sets whose cuts move, so that lanes end together.
+    """Return new ends, in batches, of the shards of the sets whose cuts move, so that lanes end together.
 
-    Each shard keeps its lane and rank; no shard falls below the `shortest` seconds.
+    Each shard keeps its lane and rank; no shard falls below `shortest` seconds.
 
-    `sizes`: set -> (lane, seconds) of its shards, by documents; `sums`: set -> running sums of its
-    batch seconds. `ends`: seconds at which each lane ends; `speeds`: seconds of work each lane does
-    a second.
+    `sizes`: set -> (lane, seconds) of its shards, in document order; `sums`: set -> running sums of its batch seconds.
+    `ends`: seconds at which each lane ends; `speeds`: seconds of work that each lane does per second.
     """
     ends = list(ends)
     chains = {index: list(shards) for index, shards in sizes.items() if len(shards) > 1}
@@ -197,7 +196,7 @@ def levelled(
 def _aims(
     chain: Sequence[tuple[int, float]], ends: Sequence[float], speeds: Sequence[float], shortest: float
 ) -> list[float]:
-    """Seconds that each shard should take so that this set's lanes end together, as far as it can."""
+    """Return the seconds that each shard should take so that this set's lanes end together, as far as possible."""
     held: dict[int, float] = {}
     spare: dict[int, float] = {}
     for lane, seconds in chain:
@@ -215,9 +214,9 @@ def _aims(
 
 
 def _level(spare: Mapping[int, float], ends: Sequence[float], speeds: Sequence[float]) -> float:
-    """Seconds at which lanes end that share their work, each giving at most what it can spare."""
+    """Return the time at which lanes that share their work end, each giving at most what it can spare."""
     earliest = sorted((ends[lane] - most / speeds[lane], lane) for lane, most in spare.items())
-    given = sum(spare.values())  # by lanes that end after the level in any case
+    given = sum(spare.values())  # given by lanes that end after the level anyway
     work = width = 0.0
     level = earliest[0][0]
     for end, lane in earliest:
@@ -231,7 +230,7 @@ def _level(spare: Mapping[int, float], ends: Sequence[float], speeds: Sequence[f
 
 
 def _recut(sums: Sequence[float], aims: Sequence[float], shortest: float) -> list[int] | None:
-    """Ends of shards near their aims; None where batches are too coarse for that many shards."""
+    """Return ends of shards near their aims; None if batches are too coarse for that many shards."""
     count = len(sums) - 1
     ends: list[int] = []
     first, goal = 0, 0.0
@@ -253,7 +252,7 @@ def _recut(sums: Sequence[float], aims: Sequence[float], shortest: float) -> lis
 
 
 def finished(shop: Shop, best: Try, floor: float) -> Plan:
-    """The plan that a try stands for; `floor`: the lower bound of the problem, seconds."""
+    """Return the plan of a try; `floor`: the lower bound of the problem, in seconds."""
     shards: list[list[PlannedShard]] = [[] for _ in shop.lanes]
     names = [work.name for work in shop.sets]
     for rank, (cut, lane) in enumerate(zip(best.cuts, best.lane_of, strict=True)):
@@ -280,9 +279,9 @@ def finished(shop: Shop, best: Try, floor: float) -> Plan:
 
 
 def end_of(made: Plan, problem: Problem) -> float:
-    """Seconds until the last metric of a plan ends with the metric seconds and CPU slots of `problem`.
+    """Return the seconds until the last metric of a plan ends with the metric seconds and CPU slots of `problem`.
 
-    The problem has the lanes of the plan. Nothing is planned anew.
+    The problem has the lanes of the plan; nothing is replanned.
     """
     shop = Shop(problem)
     index = {work.name: number for number, work in enumerate(shop.sets)}
@@ -293,9 +292,9 @@ def end_of(made: Plan, problem: Problem) -> float:
 
 
 def opened(problem: Problem) -> tuple[Shop, float]:
-    """The problem as a shop, and its lower bound, seconds.
+    """Return the problem as a shop, and its lower bound in seconds.
 
-    ValueError: no lane, a speed, slot or shard count below what can work, two sets of one name.
+    Raise ValueError for no lane, a speed, slot or shard count that is too small, or two sets of one name.
     """
     _check(problem.sets)
     if problem.shards_per_task is not None and problem.shards_per_task < 1:
@@ -326,13 +325,13 @@ MetricJob = tuple[float, float, int]
 
 
 FINEST = 0.002
-"""Least length of a job, as a share of the CPU work per slot."""
+"""Minimum length of a job, as a share of the CPU work per slot."""
 
 
 def divided(
     ready: float, seconds: float, index: int, *, at_once: int, documents: int, grain: float
 ) -> list[MetricJob]:
-    """Jobs of an `execute` shard: at most `at_once`, each of a document and `grain` seconds or more."""
+    """Return the jobs of an `execute` shard: at most `at_once`, each of at least one document and `grain` seconds."""
     pieces = min(at_once, documents, int(seconds / grain)) if grain > 0 else 1
     if pieces <= 1:
         return [(ready, seconds, index)]
@@ -340,7 +339,7 @@ def divided(
 
 
 def metrics_end(jobs: Sequence[MetricJob], parallelism: Sequence[int], slots: int) -> float:
-    """Seconds at which the last job ends; 0.0 without jobs. `parallelism[set]`: its jobs at once."""
+    """Return the seconds at which the last job ends; 0.0 without jobs. `parallelism[set]`: its concurrent jobs."""
     if not jobs:
         return 0.0
     counts: dict[int, int] = {}
@@ -358,10 +357,10 @@ def metrics_end(jobs: Sequence[MetricJob], parallelism: Sequence[int], slots: in
 
 def _run(jobs: Sequence[MetricJob], parallelism: Sequence[int], slots: int) -> float:
     arrivals = sorted(jobs)
-    queued: list[tuple[float, int]] = []  # (ready, arrival number) of jobs that wait for a slot
-    held: dict[int, deque[int]] = {}  # arrival numbers that wait for their own set
+    queued: list[tuple[float, int]] = []  # (ready, arrival number) of jobs waiting for a slot
+    held: dict[int, deque[int]] = {}  # arrival numbers waiting for their own set
     running: dict[int, int] = {}
-    ends: list[tuple[float, int]] = []  # (end, set) of jobs on slots
+    ends: list[tuple[float, int]] = []  # (end, set) of jobs in slots
     now, last, arrived = 0.0, 0.0, 0
     while arrived < len(arrivals) or ends:
         if ends and (arrived == len(arrivals) or ends[0][0] <= arrivals[arrived][0]):

@@ -1,7 +1,9 @@
-"""A planning instance: a JSON file of data sets with uniform documents, and its plans on its own and other nodes; one made of a suite.
+"""Planning instances: a JSON file of data sets with uniform documents, its plans on its own and other nodes; or one made from
+a suite.
 
-Rule: an unknown key or a wrong value is refused with its place. Of a suite, tokens come from its prepared request sets, else from
-the shipped table of data sets; a task in neither is refused by name. Called by `evalspan plan` and the simulator.
+Rule: unknown keys and wrong values are refused with their location. Tokens of a suite come from its prepared request sets,
+otherwise from the shipped table of data sets; a task in neither is refused by name. Called by `evalspan plan` and the
+simulator.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ class DataSet(BaseModel):
     labels: int | None = Field(default=None, ge=0, le=4000)
 
     def work(self) -> WorkSet:
-        """The set with one document per batch."""
+        """Return the set with one document per batch."""
         return WorkSet(
             name=self.name,
             batch_seconds=Even(each=self.gpu_seconds / self.docs, number=self.docs),
@@ -57,7 +59,7 @@ class DataSet(BaseModel):
 
 
 class Instance(BaseModel):
-    """GPUs, CPU slots, fixed costs in seconds, and data sets. All policies pay load and overhead only."""
+    """GPUs, CPU slots, fixed costs in seconds, and data sets. All policies pay only load and overhead."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -77,12 +79,12 @@ class Instance(BaseModel):
         seen: set[str] = set()
         for index, data_set in enumerate(self.datasets):
             if data_set.name in seen:
-                raise ValueError(f"datasets[{index}]: the name {data_set.name!r} stands twice")
+                raise ValueError(f"datasets[{index}]: the name {data_set.name!r} appears twice")
             seen.add(data_set.name)
         return self
 
     def lanes(self, gpus: int | None = None) -> list[Lane]:
-        """One lane per GPU, nodes filled in order."""
+        """Return one lane per GPU, nodes filled in order."""
         return [
             Lane(name=f"gpu{index}", node=f"node{index // self.gpus_per_node}")
             for index in range(self.gpus if gpus is None else gpus)
@@ -103,7 +105,7 @@ class Instance(BaseModel):
 
 
 def parse_instance(text: str) -> Instance:
-    """The instance in a JSON text; ValueError naming the line (no JSON) or the field (no instance)."""
+    """Parse the instance in a JSON text. Raise ValueError that names the line (invalid JSON) or the field."""
     try:
         return Instance.model_validate(json.loads(text))
     except json.JSONDecodeError as error:
@@ -117,7 +119,7 @@ def parse_instance(text: str) -> Instance:
 
 
 def plan_instance(json_text: str) -> dict[str, Any]:
-    """The plan: each document is in exactly one shard of one GPU's lane, in the order of its run."""
+    """Return the plan: each document is in exactly one shard of one GPU's lane, in execution order."""
     instance = parse_instance(json_text)
     planned = plan_of(instance, "evalspan")
     return {
@@ -138,9 +140,9 @@ def plan_instance(json_text: str) -> dict[str, Any]:
 
 
 def what_if(json_text: str, nodes: Sequence[int] | None = None) -> dict[str, Any]:
-    """A row per node count (by default powers of two up to four times the instance's) and a summary.
+    """Return a row per node count (by default powers of two up to four times the instance's) and a summary.
 
-    CPU slots grow with nodes, as GPUs do. `binding`: the term of the bound that limits the makespan.
+    CPU slots scale with nodes, like GPUs. `binding`: the term of the bound that limits the makespan.
     """
     instance = parse_instance(json_text)
     here = max(1, -(-instance.gpus // instance.gpus_per_node))
@@ -186,20 +188,20 @@ def _duration(seconds: float) -> str:
 
 
 def plan_of(instance: Instance, planner: str) -> Plan:
-    """The instance planned by the policy of this name in `PLANNERS`."""
+    """Return the instance's plan under the policy of this name in `PLANNERS`."""
     return PLANNERS[planner](instance.problem())
 
 
 # --- of a suite ----------------------------------------------------------------------------------------------------
 
 UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
-BATCH_SIZE = 16  # where a suite's is "auto"
-WORKING_SHARE = 0.1  # of the weights' memory, for activations and the key-value cache
-BYTES_PER_SECOND = 3.1e9  # bytes per second of a 25 Gb/s storage NIC
+BATCH_SIZE = 16  # if the suite says "auto"
+WORKING_SHARE = 0.1  # share of the weights' memory for activations and the key-value cache
+BYTES_PER_SECOND = 3.1e9  # of a 25 Gb/s storage NIC
 
 
 def parameters(text: str) -> int:
-    """Parameters of a model size such as "7b", "135M" or "7000000000"; else OperatorError."""
+    """Parse a model size such as "7b", "135M" or "7000000000" as a number of parameters. Raise OperatorError."""
     unit = UNITS.get(text[-1:].lower())
     try:
         count = float(text[:-1]) * unit if unit else float(text)
@@ -211,20 +213,20 @@ def parameters(text: str) -> int:
 
 
 def check_hardware(hardware: str, history: Sequence[Observation]) -> None:
-    """OperatorError for a type without data-sheet figures and without a run of it."""
+    """Raise OperatorError for a type with neither data-sheet figures nor a run."""
     seen = {one.hardware for one in history}
     if hardware != "cpu" and nominal(hardware) is None and hardware not in seen:
         names = ", ".join(["cpu", *sorted(NOMINAL), *sorted(seen - NOMINAL.keys() - {"cpu"})])
         raise OperatorError(
-            f"nothing is known of --hardware {hardware!r}; known types, also as part of a longer name: {names}. A type of your "
+            f"--hardware {hardware!r} is unknown; known types, also as part of a longer name: {names}. A type of your "
             "own is known once an evaluation ran on it with this work folder (`evalspan priors show`)"
         )
 
 
 def gpus_per_trial(model_parameters: int, hardware: str, gpus_per_node: int) -> int:
-    """GPUs that hold the model's weights and WORKING_SHARE of them again: the least power of two.
+    """Return the GPUs that hold the model's weights plus WORKING_SHARE: the least power of two.
 
-    1 where the type's memory is unknown. OperatorError where no node has as many.
+    1 if the type's memory is unknown. Raise OperatorError if no node has as many.
     """
     memory = memory_bytes(hardware)
     if memory is None:
@@ -242,7 +244,7 @@ def gpus_per_trial(model_parameters: int, hardware: str, gpus_per_node: int) -> 
 
 
 def cut(suite: SuiteSpec, entry: int) -> str:
-    """The cut of an entry's batches as files are named, with BATCH_SIZE where the suite's own is found by a trial."""
+    """Return the cut of an entry's batches as in file names, with BATCH_SIZE if a trial would find the suite's own."""
     size = suite.batch_size if isinstance(suite.batch_size, int) else BATCH_SIZE
     budget = suite.token_budget if isinstance(suite.token_budget, int) else TOKEN_BUDGET
     return cut_on_disk(cut_of(suite, entry, size, budget), size)
@@ -261,9 +263,9 @@ def of_suite(
     engine: str,
     gpus_per_trial: int = 1,
 ) -> dict[str, Any]:
-    """A planning instance (JSON-able). `sets`: prepared entry -> {leaf task: its request set}.
+    """Return a JSON-able planning instance. `sets`: prepared entry -> {leaf task: its request set}.
 
-    A trial on several GPUs counts as one GPU of the instance, at one GPU's speed.
+    A trial on several GPUs counts as one GPU of the instance, at the speed of one.
     """
     if gpus_per_trial > gpus_per_node:
         raise OperatorError(
@@ -311,7 +313,7 @@ def of_suite(
 def _tokens(
     task: TaskEntry, prepared: Mapping[str, tuple[RequestSetManifest, BatchIndex]] | None, cut: str
 ) -> list[tuple[str, Sequence[int], Sequence[int], int, bool]]:
-    """(name, prefill tokens, capped generated tokens, documents, executes) of each leaf of an entry."""
+    """Return (name, prefill tokens, capped generated tokens, documents, executes) of each leaf of an entry."""
     if prepared is not None:
         return [
             (name, index.prefill_tokens, index.generated_tokens, manifest.documents, manifest.executes)
@@ -320,7 +322,7 @@ def _tokens(
     known = sizes.known(task.name)
     if known is None:
         raise OperatorError(
-            f"nothing is known of {task.name}: `evalspan prepare` the suite and give --tokenizer, so that its requests count"
+            f"the size of {task.name} is unknown: run `evalspan prepare` for the suite and pass --tokenizer, so that its requests count"
         )
     limit = task.limit
     documents = known.documents

@@ -38,7 +38,7 @@ class Bound:
 
     @property
     def binding(self) -> str:
-        """The binding term in words: `GPU time`, `CPU slots`, or `the tail of X`."""
+        """Describe the binding term: `GPU time`, `CPU slots`, or `the tail of X`."""
         if self.gpu_seconds >= max(self.tail_seconds, self.cpu_seconds):
             return "GPU time"
         return f"the tail of {self.tail_of}" if self.tail_seconds >= self.cpu_seconds else "CPU slots"
@@ -46,7 +46,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredSet:
-    """What a set took in an ended run: GPU seconds of its inference, CPU seconds of its metric."""
+    """Measured times of a set in an ended run: GPU seconds of its inference, CPU seconds of its metric."""
 
     name: str
     gpu_seconds: float
@@ -67,7 +67,7 @@ class Size(NamedTuple):
 
 
 class Capacity:
-    """Work that a group of lanes can have done by a time: Σ speed · max(0, t - start)."""
+    """Work that a group of lanes can do by a time: Σ speed · max(0, t - start)."""
 
     def __init__(self, lanes: Sequence[Lane], load_seconds: float, stage_seconds: float) -> None:
         if not lanes:
@@ -79,23 +79,23 @@ class Capacity:
         )
         self._kinds = frozenset(pairs)
         self._starts = [start for start, _ in pairs]  # ascending
-        self._speeds = list(accumulate(speed for _, speed in pairs))  # summed, from that start on
+        self._speeds = list(accumulate(speed for _, speed in pairs))  # cumulative, from that start on
         gaps = (after - before for before, after in pairwise(self._starts))
-        # work that can be done before that start
+        # work done before that start
         self._done: list[float] = list(accumulate(map(mul, self._speeds, gaps), initial=0.0))
 
     def earliest(self, work: float) -> float:
-        """When `work` GPU seconds, infinitely divisible, can be done at the earliest."""
+        """Return the earliest time at which `work` GPU seconds, infinitely divisible, can be done."""
         at = max(0, bisect_left(self._done, work) - 1)
         return self._starts[at] + (work - self._done[at]) / self._speeds[at]
 
     def earliest_single(self, work: float) -> float:
-        """When one lane can have done `work` GPU seconds at the earliest."""
+        """Return the earliest time at which a single lane can have done `work` GPU seconds."""
         return min(start + work / speed for start, speed in self._kinds)
 
 
 def bound(problem: Problem) -> Bound:
-    """Terms of a plan's lower bound (0 without batches); ValueError without lanes or CPU slots."""
+    """Return the terms of a plan's lower bound (0 without batches). Raise ValueError without lanes or CPU slots."""
     sizes = [
         Size(
             work.name,
@@ -119,7 +119,7 @@ def bound(problem: Problem) -> Bound:
 def measured_lower_bound(
     sets: Sequence[MeasuredSet], *, gpus: int, cpu_slots: int, load_seconds: float, before_seconds: float
 ) -> float:
-    """The bound of an ended run's measured seconds; `before_seconds` passed before any GPU could load."""
+    """Return the bound of an ended run's measured seconds; `before_seconds` passed before any GPU could load."""
     lanes = [Lane(name=str(index), node="") for index in range(gpus)]
     sizes = []
     for work in sets:
@@ -138,7 +138,7 @@ def bound_of(
     cpu_slots: int,
     stage_seconds: float,
 ) -> Bound:
-    """The bound from sizes alone; ValueError without lanes or CPU slots."""
+    """Return the bound from sizes alone. Raise ValueError without lanes or CPU slots."""
     capacity = Capacity(lanes, load_seconds, stage_seconds)
     if cpu_slots < 1:
         raise ValueError("metrics need at least one CPU slot")

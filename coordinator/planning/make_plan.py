@@ -1,6 +1,6 @@
-"""Makes a plan from request sets and priors. Called by `effects` for the action MakePlan.
+"""Plans from request sets and priors. Called by `effects` for the action MakePlan.
 
-Rule: all that is given here goes into the `Planned` event, so a replay of the journal needs no file.
+Rule: everything decided here goes into the `Planned` event, so replaying the journal needs no file.
 """
 
 from __future__ import annotations
@@ -32,24 +32,25 @@ from priors.estimate import (
 )
 
 SHARD_OVERHEAD_SECONDS = 0.02
-"""Seconds between two shards of a trial: claim, read, dump, fsync. Measured on a local disk: 0.005 s (32
-trials on 2 cores, 95th percentile 0.013); shared storage takes longer. It decides how finely a short run
-is cut, and so the cost of a prior that is off by 10x."""
-SLACK = 1.02  # longest accepted end of the metrics, as a factor of the end with the most workers
-# CPU seconds of metrics, at a high percentile, that are worth one more worker: it imports lm-eval for 10 s, and such
-# seconds are three times the likely ones
+"""Seconds between two shards of a trial: claim, read, dump, fsync. Measured on a local disk: 0.005 s (32 trials on 2 cores,
+95th percentile 0.013); shared storage takes longer. It decides how finely a short run is cut, and thus the cost of a prior
+that is off by 10x.
+"""
+SLACK = 1.02  # latest accepted end of the metrics, relative to the end with the most workers
+# CPU seconds of metrics at a high percentile that justify one more worker: importing lm-eval takes 10 s, and such seconds are
+# three times the likely ones
 WORKER_SECONDS = 30.0
-BYTES_PER_PARAMETER = 2  # of bf16 and fp16, the usual formats of checkpoints
+BYTES_PER_PARAMETER = 2  # in bf16 and fp16, the usual formats of checkpoints
 
 
 def hardware_of(nodes: Iterable[NodeUse]) -> str:
-    """The hardware key of priors: the first GPU type, "gpu" while no node's is known, "cpu" where trials run on CPU slots."""
+    """Return the hardware key of priors: the first known GPU type, otherwise "gpu"; "cpu" if trials run on CPU slots."""
     named = next((known for n in nodes if (known := n.gpu_type or n.gpu_name)), "gpu")
     return "cpu" if named == CPU_SLOT else named
 
 
 class _Found(NamedTuple):
-    """A leaf task's request set, and where it is named."""
+    """A leaf task's request set, and its folder."""
 
     entry: int
     folder: str
@@ -61,7 +62,7 @@ class _Found(NamedTuple):
 def _work_sets(
     record: EvaluationRecord, sets: Mapping[str, _Found], hardware: str, history: Learnt
 ) -> Iterator[tuple[WorkSet, float]]:
-    """The work of each leaf task, and CPU seconds of its metric at a high percentile."""
+    """Yield the work of each leaf task, and CPU seconds of its metric at a high percentile."""
     scored = Counter(one.entry for one in sets.values() if not one.manifest.executes)
     for name, (entry, _, _, manifest, index) in sets.items():
         features = Features(
@@ -73,11 +74,11 @@ def _work_sets(
             mode=record.suite.mode or "exact",
         )
         batches = predict_batches(features, index.prefill_tokens, index.generated_tokens, history)
-        together = 1 if manifest.executes else scored[entry]  # an entry's tasks are scored by one job
+        together = 1 if manifest.executes else scored[entry]  # one job scores all tasks of an entry
         metric = predict_metric(
             manifest.task, manifest.documents, manifest.executes, history, together=together
         )
-        # one judge job may send as many requests at once as the judge's cap allows
+        # a judge job may send as many concurrent requests as the judge's limit allows
         at_once = JUDGES_AT_ONCE if record.suite.tasks[entry].judge else metric.at_once
         work = WorkSet(
             name=name,
@@ -115,10 +116,10 @@ def _name(shard: PlannedShard, cut: str) -> str:
 
 
 def fewest_workers(end: Callable[[int], float], most: int, cpu_seconds: float) -> int:
-    """Metric workers to start with, from 1 to `most`: the fewest that end within SLACK times the end of the most.
+    """Return the fewest metric workers, up to `most`, that end within SLACK times the end with `most` workers.
 
-    `end`: number of workers -> seconds until the last metric has ended. A spare worker idles on a CPU, a missing one
-    delays the evaluation. `cpu_seconds`: of all metrics; each worker has WORKER_SECONDS of them.
+    `end`: number of workers -> seconds until the last metric has ended. A spare worker idles on a CPU, a missing one delays
+    the evaluation. `cpu_seconds`: of all metrics; each worker gets at least WORKER_SECONDS of them.
     """
     most = max(1, min(most, int(cpu_seconds / WORKER_SECONDS)))
     enough = SLACK * end(most)
@@ -134,7 +135,7 @@ def make_plan(
     hardware: str,
     now: float,
 ) -> Planned:
-    """Plan these sets on these lanes. `read`: what the folders of `wanted` hold, by leaf task."""
+    """Plan these sets on these lanes. `read`: contents of the folders of `wanted`, by leaf task."""
     options = record.options
     sets = {
         task: _Found(entry, folder, wanted.cuts.get(entry, ""), *read[task])
@@ -179,7 +180,7 @@ def make_plan(
         predicted_makespan_seconds=max(made.makespan_seconds, end(workers, asked)),
         lower_bound_seconds=made.lower_bound_seconds,
         gpu_seconds=made.gpu_seconds,
-        # as if all priors were off together: too short a limit costs a load, too long a backfill slot
+        # as if all priors were off in the same direction: too short a limit costs a load, too long a backfill slot
         work_seconds_95=sum(Prediction(seconds=sum(w.batch_seconds), sigma=w.sigma).late for w in works),
         load_seconds_95=load.late,
         workers=workers,

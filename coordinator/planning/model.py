@@ -45,9 +45,8 @@ class Lane:
 class Problem:
     """Sets to place on lanes, and what that costs.
 
-    A lane works from max(its ready time, `stage_seconds`) + `load_seconds` on; a shard takes its
-    seconds / the lane's speed + `shard_overhead_seconds`. `shards_per_task` forces that many nearly
-    equal shards a set.
+    A lane works from max(its ready time, `stage_seconds`) + `load_seconds` on; a shard takes its seconds / the lane's speed +
+    `shard_overhead_seconds`. `shards_per_task` forces that many nearly equal shards per set.
     """
 
     sets: Sequence[WorkSet]
@@ -76,7 +75,7 @@ class PlannedShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanePlan:
-    """The shards a lane starts with, by rank; an empty lane runs stolen shards."""
+    """The initial shards of a lane, by rank; an empty lane runs stolen shards."""
 
     lane: str
     node: str
@@ -85,7 +84,7 @@ class LanePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """`gpu_seconds`: seconds that lanes are held, with loads and overheads. Lanes keep the given order."""
+    """A complete plan. `gpu_seconds`: seconds that lanes are held, with loads and overheads. Lanes keep the given order."""
 
     lanes: tuple[LanePlan, ...]
     makespan_seconds: float
@@ -98,7 +97,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Even(Sequence[float]):
-    """`number` batches of `each` seconds. Slices of it are not taken."""
+    """A sequence of `number` batches of `each` seconds, without slicing."""
 
     each: float
     number: int
@@ -107,7 +106,7 @@ class Even(Sequence[float]):
         return self.number
 
     def __getitem__(self, index: int) -> float:  # type: ignore[override]
-        range(self.number)[index]  # raises IndexError, as a list does
+        range(self.number)[index]  # raises IndexError like a list
         return self.each
 
 
@@ -127,12 +126,12 @@ class EvenSums(Sequence[float]):
 
 
 def seconds_of(batches: Sequence[float]) -> float:
-    """Seconds of all batches."""
+    """Return the seconds of all batches."""
     return batches.each * batches.number if isinstance(batches, Even) else sum(batches)
 
 
 def extremes(batches: Sequence[float]) -> tuple[float, float]:
-    """The shortest and the longest batch; zeros where there is none."""
+    """Return the shortest and the longest batch; zeros if there are none."""
     if not batches:
         return 0.0, 0.0
     if isinstance(batches, Even):
@@ -141,5 +140,5 @@ def extremes(batches: Sequence[float]) -> tuple[float, float]:
 
 
 def running(batches: Sequence[float]) -> Sequence[float]:
-    """Sums of the first 0, 1, … all batches."""
+    """Return the sums of the first 0, 1, … all batches."""
     return EvenSums(batches) if isinstance(batches, Even) else list(accumulate(batches, initial=0.0))

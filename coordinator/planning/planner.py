@@ -1,10 +1,9 @@
-"""Plans request sets on free lanes: what runs where, in which order, and until when. Pure.
+"""Planning of request sets on free lanes: what runs where, in which order, and until when. Pure.
 
-Rule: a two-stage flow shop. Shards before long CPU tails run first, longest tail first (Jackson's
-rule); all others longest first, each on the lane that ends it soonest (LPT). A few ways to cut and
-to order are tried and the plan with the earliest predicted end is kept. At run time lanes pull in
-rank order and steal, so a plan is a good start and need not be right. Called by `make_plan` and the
-simulator.
+Rule: a two-stage flow shop. Shards before long CPU tails run first, longest tail first (Jackson's rule); all others longest
+first, each on the lane that ends it soonest (LPT). A few ways to cut and order are tried, and the plan with the earliest
+predicted end is kept. At run time lanes pull in rank order and steal, so a plan only has to be a good start. Called by
+`make_plan` and the simulator.
 """
 
 from __future__ import annotations
@@ -25,35 +24,35 @@ from coordinator.planning.shard_sizes import (
 )
 
 FINEST = 400
-"""Most shards per lane: bounds the work of queue and dump."""
+"""Maximum shards per lane: limits the work of queue and dump."""
 MOST = 60_000
-"""Most shards of a run, about: planning stays under a second."""
+"""Approximate maximum of shards in a run: planning stays under a second."""
 LONGEST = 12
 """A shard is at most 1/LONGEST of a lane's work, since it is also the unit of retry."""
 URGENT = (0.01, 0.002, 0.05, 1.0, 0.0)
-"""A tail longer than this part of the horizon makes a shard urgent; tried in this order."""
+"""A tail longer than this fraction of the horizon makes a shard urgent; tried in this order."""
 TOP_TAILS = (0.999, 0.5, 0.2)
-"""URGENT as parts of the longest tail, tried where CPU slots hold the end: few sets are urgent then."""
+"""URGENT as fractions of the longest tail, tried if CPU slots determine the end: few sets are urgent then."""
 SHARES = (3.0, 6.0)
-"""Shards are 1/(shares x lanes) of the work left; tried in this order."""
+"""A shard is 1/(shares x lanes) of the work left; tried in this order."""
 EVEN = (1.0, 2.0, 3.0, 4.0)
-"""Shards of one size, where overheads weigh: parts of a lane's work; tried in this order."""
+"""Shards of one size, for large overheads: fractions of a lane's work; tried in this order."""
 URGENT_OR_NOT = (0.01, 1.0)
 """URGENT for shards of one size."""
 CLEARLY = 0.98
-"""Another way is taken where its levelled plan ends before this part of the best plan's end."""
+"""Another way is chosen if its levelled plan ends before this fraction of the best plan's end."""
 CLOSE = 1.01
-"""No other way is tried for a plan that ends within this factor of the bound."""
+"""No other way is tried if a plan ends within this factor of the bound."""
 NEGLIGIBLE = 0.005
-"""A metric job of one shard may take this part of the horizon: shards are not cut for less."""
+"""A metric job of one shard may take this fraction of the horizon: shards are not cut for less."""
 MANY_SHARDS = 20_000
-"""Shards cut over all tries after which no other way is tried: planning stays under a second."""
+"""Shards cut over all tries before the search stops: planning stays under a second."""
 
 
 def plan(problem: Problem) -> Plan:
     """Place every batch of every set on a lane, exactly once.
 
-    ValueError: no lane, a speed or a slot count below what can work, two sets of one name.
+    Raise ValueError for no lane, a speed or slot count that is too small, or two sets of one name.
     """
     shop, floor = opened(problem)
     best = _search(shop, floor)
@@ -63,12 +62,12 @@ def plan(problem: Problem) -> Plan:
 
 
 def _slots_hold(best: Try, floor: float) -> bool:
-    """Does the end wait for CPU slots, beyond what the bound requires?"""
+    """Return whether the end waits for CPU slots, beyond what the bound requires."""
     return best.makespan > max(CLOSE * floor, *best.lane_ends)
 
 
 def _search(shop: Shop, floor: float) -> Try:
-    """The best of all ways within the budget of `shop.dealt`."""
+    """Return the best of all ways within the budget of `shop.dealt`."""
     tries: list[Try] = []
     best: Try | None = None
     pieces = shop.problem.shards_per_task
@@ -90,9 +89,9 @@ def _search(shop: Shop, floor: float) -> Try:
 
 
 def _levelled(shop: Shop, floor: float, best: Try, tries: list[Try]) -> Try:
-    """The best try levelled; or another, where overheads or uncuttable shards hold its end.
+    """Return the best try levelled; or another, if overheads or uncuttable shards determine its end.
 
-    In a near tie the try that was best before levelling stays: it tolerates wrong priors better.
+    In a near tie the try that was best before levelling is kept, since it tolerates wrong priors better.
     """
     ways = [(part * shop.horizon, parts) for parts in EVEN for part in URGENT_OR_NOT]
     others = chain(
@@ -111,7 +110,7 @@ def _levelled(shop: Shop, floor: float, best: Try, tries: list[Try]) -> Try:
 
 
 def _ways(shop: Shop) -> Iterator[tuple[float, float, bool]]:
-    """Ways in order: (shares, tail seconds of an urgent shard, only where CPU slots hold the end)."""
+    """Yield ways in order: (shares, tail seconds of an urgent shard, only if CPU slots determine the end)."""
     for shares in SHARES:
         for part in URGENT:
             yield shares, part * shop.horizon, False
@@ -122,9 +121,9 @@ def _ways(shop: Shop) -> Iterator[tuple[float, float, bool]]:
 
 
 def _on_fewer_lanes(shop: Shop, floor: float, best: Try) -> Try:
-    """Try fewer lanes where CPU slots hold the end: more lanes may only worsen the order at the slots.
+    """Try fewer lanes if CPU slots determine the end: more lanes may only worsen the order at the slots.
 
-    Leaves one more lane without shards at a time, within the budget; these lanes may still steal.
+    Takes the shards off one more lane at a time, within the budget; these lanes may still steal.
     """
     order = sorted(
         range(len(shop.lanes)), key=lambda index: (shop.starts[index], -shop.lanes[index].speed, index)
@@ -145,7 +144,7 @@ def _on_fewer_lanes(shop: Shop, floor: float, best: Try) -> Try:
 
 
 def _forced(shop: Shop, shards_per_task: int) -> list[Span]:
-    """`shards_per_task` nearly equal shards of every set."""
+    """Cut every set into `shards_per_task` nearly equal shards."""
     cuts: list[Span] = []
     for index, work in enumerate(shop.sets):
         sums = shop.sums(index)
@@ -154,7 +153,7 @@ def _forced(shop: Shop, shards_per_task: int) -> list[Span]:
 
 
 def _guided(shop: Shop, urgent_from: float, shares: float, parts: float = LONGEST) -> list[Span]:
-    """Cut sets in the usual order of their runs: urgent ones by tail, then the longest first."""
+    """Cut sets in the usual execution order: urgent ones by tail, then longest first."""
     sizes = _sizes(shop, shares, parts)
     tails, totals = shop.tails, shop.totals
     order = sorted(
@@ -178,7 +177,7 @@ def _guided(shop: Shop, urgent_from: float, shares: float, parts: float = LONGES
 
 
 def _sizes(shop: Shop, shares: float, longest: float) -> Sizes:
-    """Lengths of shards for 1 / (`shares` x lanes) of the work left; at most a lane's work / `longest`."""
+    """Return lengths of shards for 1 / (`shares` x lanes) of the work left; at most a lane's work / `longest`."""
     lane = shop.total / shop.width
     # a lane has shares x (1 + ln(lane / (shares x shortest))) guided shards: solved for the shortest
     room = MOST / len(shop.lanes) / shares - 1 if shares else inf
@@ -188,19 +187,19 @@ def _sizes(shop: Shop, shares: float, longest: float) -> Sizes:
 
 
 def _aims(shop: Shop, index: int, sizes: Sizes, ahead: float | None) -> tuple[float, float]:
-    """(seconds of a set's first shard, seconds that none of its shards should pass).
+    """Return (seconds of a set's first shard, upper limit of its shards' seconds).
 
-    `ahead`: GPU seconds dealt before this set if its tail is urgent, else None.
+    `ahead`: GPU seconds dealt before this set if its tail is urgent, otherwise None.
     """
     work, total = shop.sets[index], shop.totals[index]
     if work.metric == "execute" and work.metric_seconds:
-        # a shard's job takes one slot: at most the set's own tail, or a negligible part of the horizon
+        # a shard's job takes one slot: at most the set's own tail, or a negligible fraction of the horizon
         job = max(shop.tails[index], NEGLIGIBLE * shop.horizon)
         limit = max(sizes.shortest, total * job / work.metric_seconds)
         return (sizes.longest if ahead is None else sizes.shortest), limit
     if ahead is None:
         return sizes.longest, sizes.longest
-    # a score waits for its set's last shard: all lanes share it, no shard longer than the run so far
+    # a score waits for its set's last shard: all lanes share it, and no shard is longer than the run so far
     limit = max(sizes.shortest, (ahead + total) / shop.width)
     return limit, limit
 
@@ -208,21 +207,22 @@ def _aims(shop: Shop, index: int, sizes: Sizes, ahead: float | None) -> tuple[fl
 # --- the policy of Hu et al. -------------------------------------------------------------------------------------------
 
 SMALL = 0.25
-"""Part of a lane's even share of GPU seconds: shorter sets are batched, up to so much; a metric that takes longer goes first."""
+"""Fraction of a lane's even share of GPU seconds: shorter sets are batched up to it; longer metrics go first."""
 
 Portion = tuple[float, float, tuple[Span, ...]]
-"""(CPU seconds of its metric where that is long, else 0; GPU seconds; cuts that one lane runs one after the other)"""
+"""(CPU seconds of its metric if long, otherwise 0; GPU seconds; cuts that one lane runs in sequence)"""
 
 
 def plan_round_robin(problem: Problem) -> Plan:
-    """The trial coordinator's policy of Hu et al., NSDI 2024, section 6.2, on the same sets and lanes; errors as of `plan`.
+    """Plan with the trial coordinator's policy of Hu et al., NSDI 2024, section 6.2, on the same sets and lanes; errors as in
+    `plan`.
 
-    Large sets are broken down and small ones batched by their prior; long CPU metrics go first, then long inference; the
-    sorted queue is dealt round-robin to the trials. Where the paper leaves something open, the choice that is faster for
-    the policy is taken: each lane is one trial, so a lane loads the model once.
+    Large sets are split and small ones batched by their prior; long CPU metrics go first, then long inference; the sorted
+    queue is dealt round-robin to the trials. Where the paper leaves something open, the choice that is faster for the policy
+    is made: each lane is one trial, so a lane loads the model once.
 
-    `shards_per_task` cuts each set into that many nearly equal shards, and batches none. The planned end is that of
-    lanes which do not steal.
+    `shards_per_task` cuts each set into that many nearly equal shards, and batches none. The planned end assumes lanes that
+    do not steal.
     """
     shop, floor = opened(problem)
     queue = sorted(_portions(shop), key=lambda portion: (-portion[0], -portion[1], portion[2][0][:2]))
@@ -231,7 +231,7 @@ def plan_round_robin(problem: Problem) -> Plan:
 
 
 def _portions(shop: Shop) -> Iterator[Portion]:
-    """What is dealt: pieces of large sets, whole sets, and batches of small ones."""
+    """Yield the portions to deal: pieces of large sets, whole sets, and batches of small ones."""
     share, forced = shop.total / len(shop.lanes), shop.problem.shards_per_task
     small: list[Portion] = []
     long = SMALL * share
@@ -251,7 +251,7 @@ def _portions(shop: Shop) -> Iterator[Portion]:
 
 
 def _batched(small: Sequence[Portion], most: float) -> Iterator[Portion]:
-    """Next-fit, in the order given: batches of at most `most` GPU seconds."""
+    """Batch next-fit, in the order given: at most `most` GPU seconds per batch."""
     batch: list[Portion] = []
     for portion in small:
         if batch and sum(seconds for _, seconds, _ in batch) + portion[1] > most:
@@ -267,4 +267,4 @@ def _joined(batch: Sequence[Portion]) -> Portion:
 
 
 PLANNERS: Mapping[str, Callable[[Problem], Plan]] = {"evalspan": plan, "round-robin": plan_round_robin}
-"""Policies by the name that `[plan] policy` gives them; evaluations and simulations call the same ones."""
+"""Policies by their name in `[plan] policy`; evaluations and simulations call the same ones."""

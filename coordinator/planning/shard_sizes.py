@@ -1,7 +1,7 @@
-"""Cuts request sets into shards: whole batches, guided sizes that shrink towards the end of the run.
+"""Cuts of request sets into shards: whole batches, in guided sizes that shrink towards the end of the run.
 
-Rule: a shard is a share of the work still left (guided self-scheduling). Its fixed overhead is at
-most 5 % of it, and it is short enough that one wrong prediction does not hold the end of the run.
+Rule: a shard is a share of the remaining work (guided self-scheduling). Its fixed overhead is at most 5 % of it, and it is
+short enough that one wrong prediction does not delay the end of the run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from coordinator.planning.model import WorkSet
 OVERHEAD_SHARE = 0.05
 """A shard's fixed overhead is at most this share of its seconds, unless the whole set is shorter."""
 GROWTH = 1.4
-"""Growth from shard to shard of a long tail: the CPU stage starts early and is then never idle."""
+"""Growth from shard to shard of a long tail: the CPU stage starts early and never idles."""
 
 Span = tuple[int, int, int, float, float]
 """(index of set, first batch, end batch, seconds, tail: CPU seconds that only start after it)"""
@@ -23,7 +23,7 @@ Span = tuple[int, int, int, float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How long shards may be, in seconds; `width` lanes of speed 1 share the work."""
+    """Limits on the length of shards, in seconds; `width` lanes of speed 1 share the work."""
 
     width: float
     shortest: float
@@ -37,9 +37,9 @@ class Sizes:
 
 
 def cut_evenly(sums: Sequence[float], pieces: int) -> list[int]:
-    """Ends of `pieces` shards of nearly equal seconds, fewer if there are fewer batches.
+    """Return ends of `pieces` shards of nearly equal seconds, fewer if there are fewer batches.
 
-    `sums`: running sums of the batches' seconds, from 0.0 on.
+    `sums`: running sums of the batches' seconds, starting with 0.0.
     """
     count, total = len(sums) - 1, sums[-1]
     pieces = min(pieces, count)
@@ -58,10 +58,9 @@ def cut_evenly(sums: Sequence[float], pieces: int) -> list[int]:
 
 
 def cut_guided(sums: Sequence[float], sizes: Sizes, left: float, start: float, limit: float) -> list[int]:
-    """Ends of the shards of a set when `left` seconds of the whole run are still to be dealt.
+    """Return ends of a set's shards when `left` seconds of the whole run remain to be dealt.
 
-    The first shard takes about `start` seconds and each next one GROWTH times that, up to `limit`
-    and to the guided size.
+    The first shard takes about `start` seconds and each next one GROWTH times that, up to `limit` and to the guided size.
     """
     ends: list[int] = []
     first, target = 0, start
@@ -88,7 +87,7 @@ def cut_guided(sums: Sequence[float], sizes: Sizes, left: float, start: float, l
 def shards_of(
     index: int, work: WorkSet, sums: Sequence[float], ends: Iterable[int], slots: int
 ) -> list[Span]:
-    """The cuts of one set with their tails; `slots`: number of CPU slots."""
+    """Return the cuts of one set with their tails; `slots`: number of CPU slots."""
     cuts: list[Span] = []
     first, total = 0, sums[-1]
     divisible = work.metric == "execute" and total > 0
@@ -97,7 +96,7 @@ def shards_of(
         seconds = sums[end] - sums[first]
         tail = work.metric_seconds
         if divisible:
-            # all metric work after it, or its own where it has too few batches to use every slot
+            # all metric work after it, or its own if it has too few batches to use every slot
             tail *= max((1 - sums[first] / total) / at_once, seconds / total / min(at_once, end - first))
         cuts.append((index, first, end, seconds, tail))
         first = end

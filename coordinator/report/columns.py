@@ -1,7 +1,7 @@
-"""Columns of an evaluation's documents, in one file that is merged from those of its entries.
+"""Columns of an evaluation's documents, merged from its entries' files into one.
 
-Rule: an evaluation that has ended is merged at its end, or at its first comparison, and once more after a retry. Where its
-folder may not be written to, the next process merges it again.
+Rule: an evaluation is merged at its end, or at its first comparison, and once more after a retry. If its folder is not
+writable, the next process merges it again.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 
 def documents(paths: EvaluationPaths) -> Documents:
-    """All documents of an evaluation that are known. OperatorError where a file of them is damaged."""
-    with contextlib.suppress(FileNotFoundError):  # a file that went: another process has merged it meanwhile
+    """Return all known documents of an evaluation. Raise OperatorError if one of their files is damaged."""
+    with contextlib.suppress(FileNotFoundError):  # a missing file: another process has merged it meanwhile
         return _documents(paths.root, _stamps(paths))
     return _documents(paths.root, _stamps(paths))
 
 
 def is_merged(paths: EvaluationPaths) -> bool:
-    """Return whether no entry's file is left to be merged."""
+    """Return whether no entry's file is left to merge."""
     return not any(paths.scores.glob("*.parquet"))
 
 
 def _stamps(paths: EvaluationPaths) -> tuple[int, ...]:
-    """What changes where `documents` may."""
+    """Return file stamps that change whenever `documents` may."""
     found = []
     for path in (paths.documents, paths.scores, paths.results):
         try:
@@ -56,7 +56,7 @@ def _documents(root: Path, _stamps: tuple[int, ...]) -> Documents:
     parts: dict[Part, Columns] = {}
     for file in sorted(
         new, key=lambda f: (f.stem[:3] == f.stem[-3:], f.name)
-    ):  # its own counts, not a linked one
+    ):  # its own file counts, not a linked one
         entry, of = map(int, file.stem.split("-"))
         found = unpacked(read_bytes(file), str(file)).parts()
         parts |= {(entry, task): one for (number, task), one in found.items() if number == of}
@@ -75,12 +75,12 @@ def _documents(root: Path, _stamps: tuple[int, ...]) -> Documents:
 
 
 def sample_file(paths: EvaluationPaths, task: str) -> Path | None:
-    """lm-eval's samples of a task, loose or archived; None where it was not scored."""
+    """Return lm-eval's samples of a task, loose or archived; None if it was not scored."""
     return next(iter(files_in(paths.samples, f"samples_{slug(task)}_[0-9][0-9][0-9].jsonl")), None)
 
 
 def sample_lines(samples: Path) -> Iterator[dict[str, Any]]:
-    """Documents of a sample file; a broken line is left out."""
+    """Yield documents of a sample file; broken lines are skipped."""
     with open_file(samples) as file:
         for line in file:
             with contextlib.suppress(ValueError):

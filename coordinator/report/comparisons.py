@@ -1,4 +1,4 @@
-"""Scores of several evaluations beside each other: `compare`; and the lanes of `plan`."""
+"""Comparison tables of several evaluations for `compare`; and the lanes of `plan`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from evaljobs.contract.columns import DENSE
 
 WHAT: Mapping[str, str] = {
     "mode": "computed in another mode",
-    "requests": "asked with other prompts or settings",
-    "score": "scored in another way (gold answers, filters or metrics)",
+    "requests": "run with different prompts or settings",
+    "score": "scored differently (gold answers, filters or metrics)",
 }
 LACKING = ("-", "not asked")  # stands in place of a value: it failed, or it was not its turn
-MARK = "~"  # stands beside a value that is not comparable with its neighbour
+MARK = "~"  # marks a value that is not comparable with its neighbour
 TINTS = {"worse": "red", "better": "green"}  # of verdicts
 
 
 def show_differences(console: Console, found: Iterable[tuple[str, str, str]]) -> None:
-    """Print a line per reason. `found`: where scores are not comparable with which others, how they differ, a score."""
+    """Print a line per reason. `found`: the scores that are not comparable, with which others, how they differ, an example."""
     alike: dict[tuple[str, str], dict[str, None]] = {}
     for where, what, name in found:
         alike.setdefault((where, what), {})[name] = None
@@ -34,14 +34,14 @@ def show_differences(console: Console, found: Iterable[tuple[str, str, str]]) ->
 
 
 def other(what: str, before: int | None, after: int | None) -> str:
-    """How scores differ. `before`, `after`: documents."""
+    """Describe how scores differ. `before`, `after`: documents."""
     if what == "requests" and before is not None and after is not None and before != after:
         return f"over {after} documents, not {before}"
     return WHAT[what]
 
 
 def comparison(made: Sequence[Evaluation], *, dense: bool = False) -> list[dict[str, Any]]:
-    """A row per task and metric of evaluations: each one's value, last minus first. `dense`: of dense signals, too.
+    """Return a row per task and metric of evaluations: each value, and last minus first. `dense`: include dense signals.
 
     `differs`: how each evaluation differs from the first ("mode", "requests" or "score").
     """
@@ -90,7 +90,7 @@ def comparison(made: Sequence[Evaluation], *, dense: bool = False) -> list[dict[
 
 
 def heads_of(points: Sequence[Evaluation]) -> list[str]:
-    """A short heading for each evaluation, unique among them."""
+    """Return a short, unique heading for each evaluation."""
     names = labels(points)
     plain = all(p.step is not None and name == p.label for p, name in zip(points, names, strict=True))
     return [f"step {name}" for name in names] if plain else names
@@ -99,9 +99,9 @@ def heads_of(points: Sequence[Evaluation]) -> list[str]:
 def show_comparison(
     console: Console, heads: Sequence[str], ids: Sequence[str], rows: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Print a row per score: a column per evaluation, how the last stands to the first; then the evaluations' ids.
+    """Print a row per score: a column per evaluation, and how the last compares with the first; then the evaluations' ids.
 
-    `rows`: of `comparison`, with verdicts.
+    `rows`: from `comparison`, with verdicts.
     """
     sheet = Sheet("", "score", *heads, "change (two-sided 95 %)", "verdict", turns=True)
     for row in rows:
@@ -141,12 +141,12 @@ def show_comparison(
 
 
 def _short(verdict: str, i: int, count: int) -> str:
-    """Behind a value between the first and the last column, which has its verdict beside it."""
+    """Return the suffix of a value between the first column and the last, which shows its verdict separately."""
     return f" {verdict}" if 0 < i < count - 1 and verdict in ("better", "worse") else ""
 
 
 def _other_facts(row: Mapping[str, Any], i: int) -> str:
-    """Version and n-shot of column `i` where they are known and not those of the first one, in brackets."""
+    """Return version and n-shot of column `i` in parentheses if they are known and differ from the first column's."""
     parts = []
     for facts, text in ((row["versions"], "version {}, not {}"), (row["n_shot"], "{}-shot, not {}-shot")):
         if None not in (facts[0], facts[i]) and facts[0] != facts[i]:
@@ -160,7 +160,7 @@ def say(console: Console, text: str, style: str = "") -> None:
 
 
 def lane_table(lanes: Sequence[Mapping[str, Any]]) -> Sheet:
-    """A row per group of GPUs that run the same data sets, with each GPU's number of shards."""
+    """Return a row per group of GPUs that run the same data sets, with each GPU's number of shards."""
     alike: dict[tuple[str, ...], list[tuple[int, int]]] = {}
     for lane in lanes:
         names = tuple(dict.fromkeys(str(s["dataset"]) for s in lane["shards"]))
@@ -174,7 +174,7 @@ def lane_table(lanes: Sequence[Mapping[str, Any]]) -> Sheet:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """0-2,5 of 0, 1, 2 and 5."""
+    """Format 0, 1, 2 and 5 as 0-2,5."""
     runs: dict[int, list[int]] = {}
     for place, number in enumerate(sorted(numbers)):
         runs.setdefault(number - place, []).append(number)

@@ -1,4 +1,4 @@
-"""Documents of one task that two checkpoints answer differently. Reads lm-eval's samples, one line at a time."""
+"""Documents of one task that two checkpoints answer differently, from lm-eval's samples, read one line at a time."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ COLUMNS = (
 def flips(
     before: EvaluationPaths, after: EvaluationPaths, task: str, *, scored: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Documents whose answers or 0/1 metrics differ, in the order of the later one; `scored`: only those whose metrics differ.
+    """Yield documents whose answers or 0/1 metrics differ, in the order of the later evaluation; `scored`: only those whose
+    metrics differ.
 
-    Each has COLUMNS: `question` is the first request's prompt; an answer is the likeliest choice, or the text; `margin_…`
-    the right choice's log-likelihood less the best other's, None where none is known; `metrics` maps each to [before,
-    after]. Documents that one lacks, or whose content changed, are left out.
+    Each has COLUMNS: `question` is the first request's prompt; an answer is the likeliest choice, or the text; `margin_…` the
+    right choice's log-likelihood minus the best other's, None if unknown; `metrics` maps each to [before, after]. Documents
+    missing from one, or with changed content, are omitted.
     """
     known = {_key(sample): _answered(sample) for sample in _samples(before, task)}
     for sample in _samples(after, task):
@@ -32,7 +33,7 @@ def flips(
             continue
         metrics = {name: [old["metrics"].get(name), value] for name, value in new["metrics"].items()}
         changed = [{one, other} for one, other in metrics.values() if one != other]
-        # a metric may weigh choices by their length, and a rescored answer is the same
+        # a metric may weigh choices by their length; a rescored answer is unchanged
         flipped = any(values == {0, 1} for values in changed)
         if (scored and not changed) or (old["answer"] == new["answer"] and not flipped):
             continue
@@ -68,7 +69,7 @@ def _answered(sample: Mapping[str, Any]) -> dict[str, Any]:
         answer = f"likeliest: {found[0][1]}"
     elif texts:
         chosen = max(range(len(texts)), key=likelihoods.__getitem__)
-        apart = len({*texts}) == len(texts)  # else prompts differ by choice
+        apart = len({*texts}) == len(texts)  # otherwise prompts differ by choice
         answer = texts[chosen] if apart else f"choice {chosen}"
         right = texts[gold] if apart and gold is not None else right
     text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)

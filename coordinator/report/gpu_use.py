@@ -1,7 +1,7 @@
 """GPU seconds of each trial, by cause. Pure.
 
-Rule: a trial that left its own seconds gets those. One that died without them, as with its node, has the time that
-its GPUs were held, and in it the seconds of its shards that count. Called by `measurements`.
+Rule: a trial that reported its own seconds gets those. A trial that died without them, for instance with its node, gets the
+time that its GPUs were held, and in it the seconds of its shards that count. Called by `measurements`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from evaljobs.contract.names import LaneId
 from evaljobs.contract.outcomes import TrialEnded
 from evaljobs.contract.specs import Record
 
-DRAINED = "drained"  # how a trial ends whose work is done
+DRAINED = "drained"  # end of a trial whose work is done
 CAUSES = ("infer", "imports", "load", "warm", "dump", "wait", "other")  # of GPU seconds: fields of `GpuUse`
 Member = tuple[str, int]  # a job's name, and the member
 
@@ -24,7 +24,7 @@ class GpuUse(Record):
     trial: str
     node: str
     gpus: int
-    device: str  # "": a trial that died without a word
+    device: str  # "": the trial died without reporting it
     started_at: float
     held: float
     infer: float
@@ -35,16 +35,16 @@ class GpuUse(Record):
     wait: float = 0.0  # for a shard from the queue, or for staged weights
     other: float  # the rest: interpreter start and exit
     shards: int
-    ended: str  # a reason of `TrialEnded`, or the cluster's word for the end of one that died
+    ended: str  # a reason of `TrialEnded`, or the cluster's end state of a trial that died
 
 
 def slot_word(devices: Iterable[str]) -> str:
-    """What trials held, as each view says it: "GPU", or "slot" where each trial that says its device has a CPU."""
+    """Return what trials held: "GPU", or "slot" if every trial that reports its device has a CPU."""
     return "slot" if {device for device in devices if device} == {"cpu"} else "GPU"
 
 
 def used(outcome: TrialEnded, job_started: float | None) -> GpuUse:
-    """What a trial says that it used. `job_started`: unix seconds, by the cluster."""
+    """Return the use that a trial reports. `job_started`: unix seconds, from the cluster."""
     begin = outcome.started_at if job_started is None else min(job_started, outcome.started_at)
     held = outcome.ended_at - begin
     parts = {
@@ -76,9 +76,9 @@ def died(
     said: Collection[str],
     shards: Mapping[str, list[float]],
 ) -> Iterator[GpuUse]:
-    """Trials that ran and ended without their own seconds. `said`: the others; `shards`: trial -> its shards' seconds.
+    """Yield trials that ran and ended without reporting. `said`: the others; `shards`: trial -> its shards' seconds.
 
-    `started`, `ended`: unix seconds, by the cluster, with its word for the end.
+    `started`, `ended`: unix seconds from the cluster, with its end state.
     """
     for trial in state.trials.by_name.values():
         member = trial.job, trial.member

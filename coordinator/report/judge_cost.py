@@ -1,7 +1,6 @@
 """Judgements, tokens and cost of a judge, by task. Pure. Called by `finalize` for the report.
 
-Rule: sums over the judgements on disk. A judgement that another
-evaluation paid for costs nothing here.
+Rule: sums over the judgements on disk. A judgement that another evaluation paid for costs nothing here.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class JudgeTask(Record):
 
 
 class JudgeUse(Record):
-    """The judge of an evaluation. `cost` is 0 where the settings name no prices."""
+    """The judge of an evaluation. `cost` is 0 if the settings give no prices."""
 
     model: str
     priced: bool
@@ -39,7 +38,7 @@ class JudgeUse(Record):
 def judge_use(
     options: JudgeConfig, judgements: Iterable[Judgement], task_of: Mapping[str, str], evaluation: str
 ) -> JudgeUse:
-    """`task_of`: metric job -> task. Judgements of a job that it lacks count as "other"."""
+    """Sum up a judge's work. `task_of`: metric job -> task. Judgements of unknown jobs count as "other"."""
     by_task: defaultdict[str, list[Judgement]] = defaultdict(list)
     for judgement in judgements:
         by_task[task_of.get(judgement.job, "other")].append(judgement)

@@ -1,7 +1,7 @@
 """Learning curves: scores of one training's checkpoints. Pure.
 
-Rule: a curve is one suite, task, metric and filter over training steps, a point per checkpoint. Since when it is worse, is
-said by `coordinator.report.verdicts`.
+Rule: a curve is one suite, task, metric and filter over training steps, a point per checkpoint. `coordinator.report.verdicts`
+decides since when it is worse.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MEAN = "mean of all tasks"
 
 
 class Worse(Record):
-    """Since when a score is worse: labels of checkpoints."""
+    """The checkpoints since which a score is worse, as labels."""
 
     since: str  # first worse one
     low: str  # 95 % interval of `since`
@@ -35,7 +35,7 @@ class Worse(Record):
 class CurvePoint(NamedTuple):
     """A value on a curve.
 
-    `differs`: the point before had another "mode", other "requests" or another "score" key, so the two are not comparable.
+    `differs`: the previous point had another "mode", other "requests" or another "score" key, so the two are not comparable.
     """
 
     evaluation_id: str
@@ -48,13 +48,13 @@ class CurvePoint(NamedTuple):
         None  # robust mean of the checkpoints before; None: fewer than six, or no verdicts
     )
     yardstick: float | None = None  # standard error of a difference to a checkpoint before
-    worse: Worse | None = None  # that this checkpoint shows the score to be worse
+    worse: Worse | None = None  # set if this checkpoint shows the score to be worse
     differs: Difference = ""
     documents: int | None = None
 
 
 class Curve(NamedTuple):
-    """A score over checkpoints, in order of training; at least one."""
+    """A score over checkpoints, in training order; at least one."""
 
     suite: str
     task: str
@@ -65,32 +65,32 @@ class Curve(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """As of its scores."""
+        """As in its scores."""
         return self.task, self.metric, self.filter
 
     @property
     def measure(self) -> str:
-        """As of its scores."""
+        """As in its scores."""
         return measure_of(self.metric, self.filter)
 
     @property
     def name(self) -> str:
-        """As of its scores."""
+        """As in its scores."""
         return f"{self.task}/{self.measure}"
 
     @property
     def is_share(self) -> bool:
-        """Is higher better, and all of it between 0 and 1?"""
+        """Whether higher is better and all values are between 0 and 1."""
         return self.higher_is_better and all(0 <= p.value <= 1 for p in self.points if isfinite(p.value))
 
     @property
     def best(self) -> CurvePoint:
-        """The best point so far. It is a description: the best of many is partly chance."""
+        """The best point so far. Only a description: the best of many is partly chance."""
         return best_of(self.points, higher_is_better=self.higher_is_better)
 
 
 def best_of(points: Sequence[CurvePoint], *, higher_is_better: bool) -> CurvePoint:
-    """The first of the points with the best value."""
+    """Return the first point with the best value."""
     sign = 1 if higher_is_better else -1
     return max(points, key=lambda p: (isfinite(p.value), sign * p.value))
 
@@ -100,13 +100,13 @@ class Series(NamedTuple):
 
     points: Sequence[Evaluation]
     curves: Sequence[Curve]
-    means: Sequence[Curve] = ()  # of each suite: of all its tasks, as of `means_of`, then of its groups
+    means: Sequence[Curve] = ()  # for each suite: the mean of all its tasks (`means_of`), then of its groups
     gpu_hour_price: float | None = None
-    superseded: int = 0  # earlier evaluations of a checkpoint on the same suite, which are left out
-    horizon: int | None = None  # checkpoints for which the verdicts are calibrated; None: there are none
+    superseded: int = 0  # earlier evaluations of a checkpoint on the same suite, omitted here
+    horizon: int | None = None  # checkpoints for which the verdicts are calibrated; None: no verdicts
 
     def shown(self, *, dense: bool) -> Series:
-        """Without the curves and scores of dense signals, where they are not asked for."""
+        """Return the series without curves and scores of dense signals unless `dense`."""
         if dense:
             return self
         points = [
@@ -117,12 +117,12 @@ class Series(NamedTuple):
 
 
 def by_step(points: Iterable[Evaluation]) -> list[Evaluation]:
-    """In training order, suite by suite."""
+    """Return points in training order, suite by suite."""
     return sorted(points, key=lambda p: (p.suite, p.step is None, float(p.step or 0), p.accepted_at))
 
 
 def in_order(points: Iterable[Evaluation]) -> list[Evaluation]:
-    """Points in training order, suite by suite; a score says whether it is comparable with that of the point before."""
+    """Return points in training order, suite by suite; each score says whether it is comparable with the previous point's."""
     last: dict[tuple[str, str, str, str], tuple[str, ScoreValue]] = {}
     compared = []
     for point in by_step(points):
@@ -138,7 +138,7 @@ def in_order(points: Iterable[Evaluation]) -> list[Evaluation]:
 
 
 def labels(points: Sequence[Evaluation]) -> list[str]:
-    """A short name for each point, unique among them: its step or folder, and more only where two are alike."""
+    """Return a short, unique label for each point: its step or folder, with more only where two are alike."""
     parents = [p.checkpoint.rstrip("/").split("/")[-2:-1] for p in points]
     trainings = ["/".join([*parent, p.label]) for parent, p in zip(parents, points, strict=True)]
     for made in (
@@ -154,7 +154,7 @@ def labels(points: Sequence[Evaluation]) -> list[str]:
 
 
 def make_series(points: Iterable[Evaluation], gpu_hour_price: float | None = None) -> Series:
-    """Points in training order, and their curves, without verdicts; of two evaluations of a checkpoint in one mode, the later."""
+    """Return points in training order and their curves, without verdicts; of equal checkpoints in one mode, the later."""
     every = list(points)
     ordered = current(every)
     curves: list[Curve] = []
@@ -172,18 +172,18 @@ def make_series(points: Iterable[Evaluation], gpu_hour_price: float | None = Non
 
 
 def current(points: Iterable[Evaluation]) -> list[Evaluation]:
-    """`in_order`, of two evaluations of a checkpoint in one mode the later."""
+    """Return `in_order`, keeping the later of two evaluations of a checkpoint in one mode."""
     by_time = sorted(points, key=lambda p: p.accepted_at)
     return in_order({(p.suite, p.checkpoint, p.mode): p for p in by_time}.values())
 
 
 def groups_now(points: Iterable[Evaluation]) -> Mapping[str, Sequence[str]]:
-    """Groups of a suite, as of its latest evaluation with scores -> their leaf tasks."""
+    """Return groups of a suite, from its latest evaluation with scores -> their leaf tasks."""
     return max(points, key=lambda p: (bool(p.scores), p.accepted_at)).groups
 
 
 def priced(series: Series, gpu_hour_price: float | None) -> Series:
-    """With what each checkpoint cost, where a price is given."""
+    """Return the series with the cost of each checkpoint, if a price is given."""
     if gpu_hour_price is None:
         return series
     points = [
@@ -205,10 +205,10 @@ def _curve(suite: str, row: Sequence[tuple[str, Evaluation, ScoreValue]]) -> Cur
 
 
 def means_of(suite: str, curves: Sequence[Curve], groups: Mapping[str, Sequence[str]]) -> Iterator[Curve]:
-    """The mean of all tasks, then of each group that is in no other one and has no score of its own.
+    """Yield the mean of all tasks, then of each top-level group without a score of its own.
 
-    A task counts by its first score of which higher is better and which lies between 0 and 1. A checkpoint that lacks one of
-    them has no mean. No mean of fewer than two tasks. `groups`: group -> its leaf tasks.
+    A task counts by its first score that lies between 0 and 1 and for which higher is better. A checkpoint that lacks one of
+    them has no mean, nor do fewer than two tasks. `groups`: group -> its leaf tasks.
     """
     first: dict[str, Curve] = {}
     for curve in curves:
@@ -245,7 +245,7 @@ CSV_COLUMNS = (
 
 
 def to_csv(series: Series) -> Iterator[str]:
-    """A line per checkpoint and score, then its means; a checkpoint without scores has one line with empty columns."""
+    """Yield a line per checkpoint and score, then its means; a checkpoint without scores has one line with empty columns."""
     judged = {(p.evaluation_id, *curve.key): p for curve in series.curves for p in curve.points}
     means: dict[str, list[tuple[Curve, CurvePoint]]] = defaultdict(list)
     for curve in series.means:
@@ -273,7 +273,7 @@ def to_csv(series: Series) -> Iterator[str]:
 
 
 def to_json(series: Series, beside: Mapping[str, Any] = MappingProxyType({})) -> Iterator[str]:
-    """The record with `beside` as JSON, a line each checkpoint and curve, so that no text of the whole is made."""
+    """Yield the record with `beside` as JSON, one line per checkpoint and curve, to keep the text out of memory."""
     many = {
         "points": ({**p.row(), "scores": [s._asdict() for s in p.scores]} for p in series.points),
         "curves": map(_as_json, series.curves),

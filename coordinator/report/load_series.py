@@ -1,7 +1,7 @@
-"""Finds the evaluations of one training in a work folder, and reads and keeps the document of each.
+"""Lookup of the evaluations of one training in a work folder, and their documents.
 
-Rule: `ended.json` is made of `evaluation.json`, `results.json` and `report.json` at the end, and where these have changed. No
-journal is replayed: a thousand checkpoints are a thousand small files.
+Rule: `ended.json` is derived from `evaluation.json`, `results.json` and `report.json` at the end, and whenever these have
+changed. No journal is replayed: a thousand checkpoints are a thousand small files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 def matcher(selector: str) -> Callable[[str], bool]:
-    """Whether a checkpoint is one of `selector`: a glob of checkpoint folders, or the folder that holds them."""
+    """Return a predicate for checkpoints of `selector`: a glob of checkpoint folders, or the folder that contains them."""
     place = Path(selector).expanduser()
     absolute = str(place if place.is_absolute() else Path.cwd() / place)
     parents = {absolute, str(Path(absolute).resolve())}
@@ -48,12 +48,12 @@ def matcher(selector: str) -> Callable[[str], bool]:
 
 
 def is_folder(selector: str) -> bool:
-    """Does it name the folder that holds a training's checkpoints, and so all of them?"""
+    """Return whether it names the folder that contains a training's checkpoints, and thus all of them."""
     return not set("*?[") & set(selector)
 
 
 def _heads(work_dir: Path, selector: str) -> Iterator[Head]:
-    """Of the evaluations that `selector` names, each under the checkpoint's folder that was selected."""
+    """Yield heads of the evaluations that `selector` names, each under the checkpoint folder that was selected."""
     matches = matcher(selector)
     for file in sorted(work_dir.glob("*/evaluation.json")):
         try:
@@ -68,7 +68,7 @@ def _heads(work_dir: Path, selector: str) -> Iterator[Head]:
 
 
 def written(paths: EvaluationPaths) -> tuple[int, int]:
-    """When results.json and report.json were, ns since 1970; 0: it is not there."""
+    """Return when results.json and report.json were written, ns since 1970; 0: missing."""
 
     def at(file: Path) -> int:
         try:
@@ -106,9 +106,9 @@ def made_of(head: Mapping[str, Any], results: Mapping[str, Any], report: Report 
 
 
 def read_document(paths: EvaluationPaths) -> Evaluation:
-    """The document of an evaluation as its files stand now; of one that has ended it is kept.
+    """Return the document of an evaluation from its current files; that of an ended one is stored.
 
-    OperatorError where its results or report are damaged.
+    Raise OperatorError if its results or report are damaged.
     """
     now = written(paths)
     with suppress(OSError, ValueError):
@@ -124,7 +124,7 @@ def read_document(paths: EvaluationPaths) -> Evaluation:
     except (OSError, ValueError) as error:
         raise OperatorError(
             f"{paths.root}: its report or results cannot be read: {error} (without a report.json, scores are shown and "
-            "costs are not: move a damaged one away)"
+            "costs are not: move the damaged file away)"
         ) from error
     made = made.model_copy(update={"written": now})
     with suppress(OSError):  # another user's folder, or a full disk
@@ -133,7 +133,7 @@ def read_document(paths: EvaluationPaths) -> Evaluation:
 
 
 def documents(work_dir: Path, heads: Iterable[Head]) -> list[Evaluation]:
-    """Of each its document, under the checkpoint's folder of `heads`; a damaged one hides no other."""
+    """Return the document of each, under the checkpoint folder of `heads`; a damaged one does not hide the others."""
     found = []
     for head in heads:
         try:
@@ -148,15 +148,14 @@ def documents(work_dir: Path, heads: Iterable[Head]) -> list[Evaluation]:
 def find_series(
     work_dir: Path, selector: str, suite: str | None = None, *, mixed: bool = False
 ) -> list[Evaluation]:
-    """Documents of all evaluations that `selector` names. OperatorError as of `find_heads`."""
+    """Return documents of all evaluations that `selector` names. Raise OperatorError like `find_heads`."""
     return documents(work_dir, find_heads(work_dir, selector, suite, mixed=mixed))
 
 
 def find_heads(work_dir: Path, selector: str, suite: str | None = None, *, mixed: bool = False) -> list[Head]:
-    """All evaluations that `selector` names, of suite `suite` where given.
+    """Return all evaluations that `selector` names, of suite `suite` if given.
 
-    OperatorError where there is none, or where a suite's evaluations have different modes and are not
-    to be `mixed`.
+    Raise OperatorError if there are none, or if a suite's evaluations have different modes and are not to be `mixed`.
     """
     every = list(_heads(work_dir, selector))
     found = [head for head in every if suite in (None, head.suite)]

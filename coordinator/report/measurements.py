@@ -1,9 +1,9 @@
-"""The makespan report: an evaluation's cost and times, from its journal and response file heads. Pure.
+"""The makespan report: an evaluation's cost and times, from its journal and response file headers. Pure.
 
-Rule: every figure is a difference of recorded times or a sum of them; a time not recorded gives
-None. The lower bound is that of `planning.lower_bound` on this run's measured seconds, so `ratio`
-shows what a perfect schedule on the same GPUs would have saved. A run with failed tasks has none: its
-makespan ends with the last score, and its seconds are of all tasks. Called by `finalize`.
+Rule: every figure is a difference of recorded times or a sum of them; a time that was not recorded gives None. The lower
+bound is that of `planning.lower_bound` on this run's measured seconds, so `ratio` shows what a perfect schedule on the same
+GPUs would have saved. A run with failed tasks has no ratio: its makespan ends with the last score, but its seconds are of all
+tasks. Called by `finalize`.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ from evaljobs.contract.names import Cut, ShardId
 from evaljobs.contract.outcomes import Built, Executed, Scored, Staged, TrialEnded
 from evaljobs.contract.specs import Record
 
-LEAST_WAIT_SECONDS = 10.0  # without a GPU that count as a wait: a listing of nodes comes every few seconds
+# minimum time without a GPU that counts as a wait: nodes are listed every few seconds
+LEAST_WAIT_SECONDS = 10.0
 
 
 class ShardSpan(Record):
-    """When a shard ran: unix seconds."""
+    """When a shard ran, in unix seconds."""
 
     shard: str
     trial: str
@@ -52,12 +53,12 @@ class ShardSpan(Record):
 
 
 class Stages(Record):
-    """Seconds in which a job of each stage ran; stages overlap. None: there was no such stage."""
+    """Seconds in which a job of each stage ran; stages overlap. None: no such stage."""
 
     build: float | None = None
     staging: float | None = None
-    queue_wait: float | None = None  # of trials: from submission to start, the longest
-    waited_for: str = ""  # the cluster's reason for that wait, in its own word; "": none was seen
+    queue_wait: float | None = None  # of trials: longest time from submission to start
+    waited_for: str = ""  # the cluster's reason for that wait; "": unknown
     load: float | None = None  # import + load + warm-up, mean over trials that loaded; its three parts follow
     load_import: float | None = None
     load_weights: float | None = None
@@ -68,7 +69,7 @@ class Stages(Record):
 
 
 class EntryLine(Record):
-    """A task of the suite. `unscored`: items left out of every mean; the warnings name the first ones."""
+    """A task of the suite. `unscored`: items left out of all means; the warnings name the first ones."""
 
     name: str
     status: str
@@ -80,25 +81,23 @@ class Report(Head):
     """The makespan report of one evaluation. `--json` prints exactly this."""
 
     schema_version: int = 1
-    token_budget: int | None = None  # of fast mode, where it was settled
-    # leaf task -> its cut (`names.Cut`), where that is not the evaluation's
+    token_budget: int | None = None  # of fast mode, once settled
+    # leaf task -> its cut (`names.Cut`), if different from the evaluation's
     cuts: dict[str, str] = Field(default_factory=dict)
-    status: (
-        str  # running | done | failed | cancelled; of one that does not go on: stopped | parked | given up
-    )
+    status: str  # running | done | failed | cancelled; without progress: stopped | parked | given up
     makespan_seconds: float | None  # from acceptance to the last score, without `paused_seconds`
-    predicted_makespan_seconds: float | None  # of the same span, when the last plan was made
+    predicted_makespan_seconds: float | None  # of the same span, by the last plan
     lower_bound_seconds: float | None
-    ratio: float | None  # of the makespan without `waited_seconds` to the bound
+    ratio: float | None  # of the makespan minus `waited_seconds` to the bound
     plan_policy: str = "evalspan"
     stages: Stages
     gpu_seconds: float
     gpu_busy_fraction: float | None
     gpus: tuple[GpuUse, ...]
-    nodes: dict[str, str]  # node -> rung it was staged on
+    nodes: dict[str, str]  # node -> rung that it was staged on
     # node -> seconds between the end of its prefetch and its first free GPU
     staged_ahead: dict[str, float] = Field(default_factory=dict)
-    staged_bytes: int  # weights, and request sets where a node keeps them
+    staged_bytes: int  # weights, and request sets if a node keeps them
     storage_bytes: int
     environment_bytes: int = 0  # of libraries that precursors read into page caches, after the weights
     environment_seconds: float = 0.0  # the longest of the nodes
@@ -107,12 +106,13 @@ class Report(Head):
     entries: tuple[EntryLine, ...]
     judge: JudgeUse | None = None
     tokens: TokenUse | None = None  # None: not counted, as before the end
-    reused: dict[str, str] = Field(default_factory=dict)  # leaf task -> evaluation that made its responses
-    reused_scores: tuple[str, ...] = ()  # entries whose scores were reused, too
-    away_seconds: float = 0.0  # until the last score, in which no coordinator ran the evaluation
-    paused_seconds: float = 0.0  # of these, in which none of its jobs worked or waited in a queue either
+    # leaf task -> evaluation that its responses come from
+    reused: dict[str, str] = Field(default_factory=dict)
+    reused_scores: tuple[str, ...] = ()  # entries with reused scores
+    away_seconds: float = 0.0  # without a coordinator running the evaluation, until the last score
+    paused_seconds: float = 0.0  # part of these in which none of its jobs ran or were pending
     waited_seconds: float = 0.0  # with requests built, until the first GPUs were offered
-    limited_seconds: float = 0.0  # in which a limit on jobs kept jobs out
+    limited_seconds: float = 0.0  # in which a limit kept jobs out
     warnings: tuple[str, ...]
 
 
@@ -122,7 +122,7 @@ def _mean(values: Iterable[float]) -> float | None:
 
 
 class _Gathered:
-    """One pass over the events."""
+    """Times gathered in one pass over the events."""
 
     def __init__(self, events: Iterable[AnyEvent]) -> None:
         self.accepted_at = 0.0
@@ -131,7 +131,7 @@ class _Gathered:
         self.submitted: dict[str, float] = {}
         self.started: dict[Member, float] = {}
         self.reasons: dict[Member, str] = {}
-        self.ended: dict[Member, tuple[float, str]] = {}  # with the cluster's word for it
+        self.ended: dict[Member, tuple[float, str]] = {}  # with the cluster's end state
         self.built: list[Span] = []
         self.staged: list[Staged] = []
         self.staged_at: list[Span] = []
@@ -144,8 +144,8 @@ class _Gathered:
         self.scored_at: float | None = None
         self.finished_at: float | None = None
         self.absences = Absences()
-        self.measured: list[Span] = []  # when jobs worked that left an outcome, trials apart
-        self.latest = 0.0  # of the coordinator's own times
+        self.measured: list[Span] = []  # when jobs other than trials worked that left an outcome
+        self.latest = 0.0  # latest of the coordinator's own times
         self.left: list[float] = []  # when outcomes were written, by storage's clock
         for event in events:
             self.latest = max(self.latest, event.at)
@@ -155,18 +155,18 @@ class _Gathered:
 
     @property
     def loads(self) -> list[tuple[float, float, float]]:
-        """Seconds of import, load and warm-up of each trial that loaded a model: one that ended before has none to average."""
+        """Seconds of import, load and warm-up of each trial that loaded a model."""
         return [(t.import_seconds, t.load_seconds, t.warm_seconds) for t in self.trials if t.load_seconds > 0]
 
     def pauses(self, shards: Iterable[ShardSpan]) -> list[Span]:
-        """When no coordinator ran the evaluation, and none of its jobs worked or waited in a queue."""
+        """Return when no coordinator ran the evaluation and none of its jobs ran or was pending."""
         queued = ((self.submitted.get(job, at), at) for (job, _), at in self.started.items())
         trials = ((t.started_at, t.ended_at) for t in self.trials)
         inferred = ((s.started_at, s.started_at + s.seconds) for s in shards)
         return without(self.absences.spans, [*self.measured, *queued, *trials, *inferred])
 
     def waited(self, over: float) -> list[Span]:
-        """The wait for the first GPU, up to `over`, without the time in which a build or staging went on."""
+        """Return the wait for the first GPU, up to `over`, without the time in which a build or staging continued."""
         offered = min(self.offered_at.values(), default=over)
         if offered >= over:
             return []
@@ -229,7 +229,7 @@ class _Gathered:
 
 
 def _queue_waits(state: State, gathered: _Gathered, now: float) -> Iterator[tuple[float, str]]:
-    """How long each submitted trial was pending, and the cluster's reason; one that never started, until its end or now."""
+    """Yield how long each submitted trial was pending (if it never started, until its end or now), and the reason."""
     own = {trial.name: trial.started_at for trial in gathered.trials}
     for trial in state.trials.by_name.values():
         if (submitted := gathered.submitted.get(trial.job)) is None:
@@ -268,7 +268,7 @@ def _stages(
 
 
 def _clock_error(gathered: _Gathered, shards: Iterable[ShardSpan], now: float) -> float:
-    """Seconds by which the earliest time lies before the acceptance, or the latest behind `now`; the larger of both."""
+    """Return the seconds by which the earliest time precedes the acceptance, or the latest exceeds `now`; the larger of both."""
     times = [
         gathered.latest,
         *gathered.left,
@@ -289,7 +289,7 @@ def _status(state: State) -> str:
 def _bound(
     state: State, gathered: _Gathered, shards: Sequence[ShardSpan], omitted: Sequence[Span]
 ) -> float | None:
-    """Seconds that no schedule of these measured seconds beats; None before a plan. `omitted`: spans that do not count."""
+    """Return the seconds that no schedule of this run beats; None before a plan. `omitted`: spans that do not count."""
     if not shards or not gathered.trials:
         return None
     seconds: Mapping[str, float] = _seconds_by_task(shards)
@@ -329,7 +329,7 @@ def _bound(
 
 
 def _predicted(state: State, accepted: float, pauses: Sequence[Span]) -> float | None:
-    """Seconds until the last plan was made, and those that it predicted; None before a plan."""
+    """Return the seconds until the last plan was made plus those that it predicted; None before a plan."""
     plan = state.plan
     if plan.made_at is None or not plan.predicted_makespan_seconds:
         return None
@@ -363,7 +363,7 @@ def make_report(
     now: float,
     indexes: Indexes | None = None,
 ) -> Report:
-    """The report as of `now` (unix seconds). `shards`: one span for each shard that counts.
+    """Return the report as of `now` (unix seconds). `shards`: one span per shard that counts.
 
     `indexes`: the batches of these shards; without them no tokens are counted.
     """
@@ -434,13 +434,13 @@ UNMEASURED: dict[str, Any] = {
 
 
 def without_measurements(state: State, why: str) -> Report:
-    """A report of how the evaluation ended alone; `why`: the reason, as a warning."""
-    warnings = (*dict.fromkeys(state.warnings), f"times and costs are not known: {why}")
+    """Return a report that only says how the evaluation ended; `why`: the reason, as a warning."""
+    warnings = (*dict.fromkeys(state.warnings), f"times and costs are unknown: {why}")
     return Report(**UNMEASURED, **_outcome(state), warnings=warnings)
 
 
 def _outcome(state: State) -> dict[str, Any]:
-    """The fields that need no measurement."""
+    """Return the fields that need no measurement."""
     record, size, budget = state.record, state.batch_size, state.token_budget
     usual = str(Cut(size, budget)) if isinstance(size, int) and isinstance(budget, int) else ""
     planned = {task: leaf.planned.cut for task, leaf in state.shards.leaves.items()}

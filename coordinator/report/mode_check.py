@@ -1,7 +1,7 @@
-"""Differences between an evaluation in exact and one in fast mode of the same documents, for `eval --check-fast`.
+"""Differences between an exact and a fast evaluation of the same documents, for `eval --check-fast`.
 
-Rule: compares what the samples hold, with all digits: log-likelihoods by request, answers, and the metrics of each
-document. Documents are matched by number, so both evaluations must be of the same suite with the same limit.
+Rule: compares the samples with all digits: log-likelihoods by request, answers, and the metrics of each document. Documents
+are matched by number, so both evaluations must be of the same suite with the same limit.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ GENERATES = "generate_until"  # lm-eval's output type
 
 
 class TaskCheck(Record):
-    """One leaf task in both modes. The figures of likelihoods are None where the task has none."""
+    """One leaf task in both modes. Likelihood figures are None if the task has none."""
 
     task: str
     documents: int
     worst: float | None  # largest absolute difference of a log-likelihood
     mean: float | None  # mean absolute difference
-    argmax: int | None  # documents whose likeliest choice is another one
-    metrics: int  # documents of which a metric has another value
-    answers: int | None  # generated answers that differ; None where the task generates none
+    argmax: int | None  # documents with another likeliest choice
+    metrics: int  # documents with another value of a metric
+    answers: int | None  # generated answers that differ; None if the task generates none
 
 
 class ScoreCheck(Record):
-    """A score in both modes; None where an evaluation lacks it."""
+    """A score in both modes; None if an evaluation lacks it."""
 
     name: str
     exact: float | None
@@ -44,7 +44,7 @@ class ScoreCheck(Record):
 
 
 class ModeCheck(Record):
-    """`--json` prints exactly this."""
+    """The complete comparison; `--json` prints exactly this."""
 
     schema_version: int = 1
     evaluations: dict[str, str]  # mode -> evaluation id
@@ -53,7 +53,7 @@ class ModeCheck(Record):
 
 
 def check(folders: Mapping[str, Path], results: Mapping[str, Mapping[str, Any]]) -> ModeCheck:
-    """Both by mode: an evaluation's folder and its results in lm-eval's shape."""
+    """Compare both modes. `folders`, `results`: mode -> an evaluation's folder, and its results in lm-eval's shape."""
     exact, fast = EvaluationPaths(folders["exact"]), EvaluationPaths(folders["fast"])
     tasks = []
     for task, config in sorted(results["exact"].get("configs", {}).items()):
@@ -74,7 +74,7 @@ def check(folders: Mapping[str, Path], results: Mapping[str, Mapping[str, Any]])
 def task_check(
     task: str, kind: str, pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]
 ) -> TaskCheck:
-    """`pairs`: samples of one document and filter, in exact and in fast mode. `kind`: lm-eval's output type."""
+    """Compare one task. `pairs`: samples of one document and filter, exact and fast. `kind`: lm-eval's output type."""
     differences: list[float] = []
     argmax = metrics = answers = 0
     several = False
@@ -99,14 +99,14 @@ def task_check(
 
 
 def _likelihoods(resps: Sequence[Any]) -> list[float]:
-    """Of each request of a document, its clones included. lm-eval keeps numbers as text in its samples."""
+    """Return the likelihood of each request of a document, including clones. lm-eval stores numbers as text in its samples."""
     return [
         float(answer[0] if isinstance(answer, list) else answer) for request in resps for answer in request
     ]
 
 
 def _samples(paths: EvaluationPaths, task: str) -> dict[tuple[int, str], Mapping[str, Any]]:
-    """(document, filter) -> sample. No samples where the task has not been scored."""
+    """Return (document, filter) -> sample; empty if the task has not been scored."""
     file = sample_file(paths, task)
     if file is None:
         return {}
@@ -115,7 +115,7 @@ def _samples(paths: EvaluationPaths, task: str) -> dict[tuple[int, str], Mapping
 
 
 def show(console: Console, made: ModeCheck) -> None:
-    """A row per task, then a row per score."""
+    """Print a row per task, then a row per score."""
     table = Sheet("fast against exact", "task", "documents", "worst", "mean", "argmax", "metrics", "answers")
     for one in made.tasks:
         differences = ("-" if x is None else f"{x:.1e}" for x in (one.worst, one.mean))

@@ -1,6 +1,6 @@
-"""Comparisons of evaluations over the documents of both: how each score differs, kept beside the later one.
+"""Pairwise comparisons of evaluations over their common documents, stored beside the later one.
 
-Rule: where both have the same documents, all tasks are compared in one pass a metric. What is kept counts while both
+Rule: if both have the same documents, all tasks are compared in one pass per metric. Stored comparisons are valid while both
 results.json are unchanged.
 """
 
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MOST_PAIRS = 8  # of an evaluation, that are kept
+MOST_PAIRS = 8  # stored per evaluation
 NO_SAMPLES = "its samples were removed"
-NO_MEAN = "its score is no mean of its documents"
+NO_MEAN = "its score is not a mean over its documents"
 Differences = Mapping[str, Paired | str]
 
 
 def compared(
     work_dir: Path, evaluations: Sequence[str], *, mixed: bool = False, dense: bool = False
 ) -> tuple[list[Evaluation], list[dict[str, Any]]]:
-    """(documents, rows of their scores with verdicts) of evaluations.
+    """Return (documents, rows of their scores with verdicts) of evaluations.
 
-    `mixed`: verdicts also between modes; `dense`: also of dense signals. OperatorError for one that has no results.
+    `mixed`: verdicts also between modes; `dense`: also for dense signals. Raise OperatorError if one has no results.
     """
     made = [read_document(EvaluationPaths(work_dir / name)) for name in evaluations]
     for one in made:
@@ -59,9 +59,10 @@ def compared(
 
 
 def differences(work_dir: Path, before: str, after: str) -> Differences:
-    """Score name -> its difference, after less before, of the leaf tasks' scores that both evaluations (ids) have.
+    """Return score name -> its difference, after minus before, for leaf-task scores that both evaluations (ids) have.
 
-    A text: why its documents cannot be compared. OSError, ValueError or OperatorError where an evaluation cannot be read.
+    A text tells why its documents cannot be compared. Raise OSError, ValueError or OperatorError if an evaluation cannot be
+    read.
     """
     pair = [EvaluationPaths(work_dir / name) for name in (before, after)]
     written = [paths.results.stat().st_mtime_ns for paths in pair]
@@ -82,15 +83,15 @@ def differences(work_dir: Path, before: str, after: str) -> Differences:
 
 
 class _Metric(NamedTuple):
-    """One metric of the tasks whose documents all have a value. `tasks`: their numbers; other arrays: a value a task."""
+    """One metric of the tasks whose documents all have a value. `tasks`: their numbers; other arrays: one value per task."""
 
     tasks: Array
-    values: Array  # of the documents of these tasks, one after the other
+    values: Array  # of the documents of these tasks, concatenated
     starts: Array
     means: Array
     low: Array
     high: Array
-    binary: Array  # are all values 0 or 1?
+    binary: Array  # whether all values are 0 or 1
 
 
 @dataclass(frozen=True)
@@ -102,18 +103,18 @@ class Evaluated:
 
     @cached_property
     def scores(self) -> dict[tuple[str, str], ScoreValue]:
-        """Those of leaf tasks, by task and column of the documents."""
+        """Scores of leaf tasks, by task and column of the documents."""
         leaves = (score for score in self.evaluation.scores if score.task not in self.evaluation.groups)
         return {(score.task, _column(score)): score for score in leaves}
 
     @cached_property
     def order(self) -> list[str]:
-        """Tasks in order of rows: what numbers mean."""
+        """Tasks in order of rows: the meaning of numbers."""
         return sorted(self.documents.tasks, key=lambda task: self.documents.tasks[task].start)
 
     @cached_property
     def metrics(self) -> dict[str, _Metric]:
-        """Without those of tasks with clusters."""
+        """Metrics, except those of tasks with clusters."""
         import numpy as np  # noqa: PLC0415
 
         columns = dict(self.documents.columns)
@@ -147,12 +148,12 @@ def _read(root: Path, _written: int) -> Evaluated:
 
 
 def _column(score: ScoreValue) -> str:
-    """The column of documents whose mean the score is."""
+    """Return the column of documents that the score is the mean of."""
     return score.metric if score.filter == DENSE else f"{score.metric},{score.filter}"
 
 
 def compare(before: Evaluated, after: Evaluated) -> dict[str, Paired | str]:
-    """`differences`, of what was read."""
+    """Return the `differences` of loaded evaluations."""
     fast = _in_vectors(before, after) if _same_documents(before.documents, after.documents) else {}
     found: dict[str, Paired | str] = {}
     for key in (one for one in before.scores if one in after.scores):
@@ -175,7 +176,7 @@ def _same_documents(before: Documents, after: Documents) -> bool:
 
 
 def _in_vectors(before: Evaluated, after: Evaluated) -> dict[tuple[str, str], Paired | str]:
-    """(task, column) -> difference, of all tasks with FEW documents or more, in which each has a value and no cluster."""
+    """Return (task, column) -> difference of all tasks with at least FEW documents, complete values and no clusters."""
     import numpy as np  # noqa: PLC0415
 
     found: dict[tuple[str, str], Paired | str] = {}
@@ -217,7 +218,7 @@ def _in_vectors(before: Evaluated, after: Evaluated) -> dict[tuple[str, str], Pa
 
 
 def compare_one(before: Evaluated, after: Evaluated, key: tuple[str, str]) -> Paired | str:
-    """Compare one metric of one task over the documents that both have."""
+    """Compare one metric of one task over the common documents."""
     import numpy as np  # noqa: PLC0415
 
     task, metric = key

@@ -1,8 +1,8 @@
 """Pauses of an evaluation: times in which it was paused, or no coordinator ran it, and none of its jobs worked. Pure.
 
-Rule: a person's pause ends with the resumption, or with the results. No coordinator ran an evaluation from the last sign of
-one to the `Restarted` of the next, and from its end to a retry. A sign is an event, or the journal's age (`runner.SIGN_SECONDS`). Jobs on
-Slurm go on meanwhile; the time in which one worked or waited in the queue is no pause. Called by
+Rule: a person's pause ends with the resumption, or with the results. An evaluation has no coordinator from the last sign of
+one to the `Restarted` of the next, and from its end to a retry. A sign is an event, or the journal's mtime
+(`runner.SIGN_SECONDS`). Meanwhile jobs on Slurm continue; time in which one ran or was pending is not a pause. Called by
 `measurements`.
 """
 
@@ -61,7 +61,7 @@ class Absences:
 
 
 def without(spans: Iterable[Span], work: Iterable[Span]) -> list[Span]:
-    """The parts of `spans` that no span of `work` covers."""
+    """Return the parts of `spans` that no span of `work` covers."""
     busy = sorted(work)
     left = []
     for start, end in spans:
@@ -78,12 +78,12 @@ def without(spans: Iterable[Span], work: Iterable[Span]) -> list[Span]:
 
 
 def within(spans: Iterable[Span], start: float, end: float) -> float:
-    """Seconds of `spans`, which do not overlap, between `start` and `end`."""
+    """Return the seconds of `spans`, which do not overlap, between `start` and `end`."""
     return sum(max(0.0, min(b, end) - max(a, start)) for a, b in spans)
 
 
 def covered(spans: Iterable[Span]) -> float | None:
-    """Seconds in which at least one of `spans` lasts; None where there is none."""
+    """Return the seconds in which at least one of `spans` lasts; None if there are none."""
     length, at, found = 0.0, float("-inf"), False
     for start, end in sorted(spans):
         length += max(0.0, end - max(start, at))

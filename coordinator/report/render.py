@@ -1,7 +1,7 @@
-"""Reports in a terminal: what an evaluation took, then its scores, then what failed. For `eval` and `report`.
+"""Reports in a terminal: costs of an evaluation, then its scores, then failures. For `eval` and `report`.
 
-Rule: no arithmetic; a figure is shown with its unit, an unknown one as a dash. Scores end the output,
-so that they are on the screen; only failures, on which a person must act, follow them.
+Rule: no arithmetic; a figure is shown with its unit, an unknown one as a dash. Scores end the output, so that they stay on
+the screen; only failures, which a person must act on, follow them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from coordinator.report.tokens import TokenUse
 from evaljobs.contract.columns import DENSE
 from evaljobs.contract.names import Cut
 
-CANCELLED = "cancelled: "  # begins the error of a task that a cancellation has ended
-LANES = 64  # lanes that are drawn
+CANCELLED = "cancelled: "  # prefix of the error of a task that a cancellation ended
+LANES = 64  # lanes drawn
 LANE_WIDTH = 100  # columns of the widest lane
 
 
@@ -39,7 +39,7 @@ def size(value: int) -> str:
 
 
 def count(value: float) -> str:
-    """A number of tokens in three digits."""
+    """Format a number of tokens in three digits."""
     for unit in ("", " k", " M"):
         if value < 1000:
             return f"{value:.3g}{unit}"
@@ -48,7 +48,7 @@ def count(value: float) -> str:
 
 
 def summary(report: Report, gpu_hour_price: float | None = None, *, verbose: bool = False) -> Sheet:
-    """Makespan, GPU seconds and cost, a row each; `verbose`: each stage, too, and the tokens."""
+    """Return makespan, GPU seconds and cost, one row each; `verbose`: include each stage, and the tokens."""
     sheet = Sheet("", "", "", "")
     for name, figure, *notes in _summary(report, gpu_hour_price, verbose=verbose):
         sheet.add(name, figure, Parts(*notes), style="bold" if name == "makespan" else "")
@@ -56,7 +56,7 @@ def summary(report: Report, gpu_hour_price: float | None = None, *, verbose: boo
 
 
 def _summary(report: Report, gpu_hour_price: float | None, *, verbose: bool) -> Iterator[tuple[str, ...]]:
-    """Name, figure and notes of each row."""
+    """Yield name, figure and notes of each row."""
     running = "so far" if report.status == "running" else ""
     yield "makespan", seconds(report.makespan_seconds), running, _ratio(report), *absence(report)
     policy = "" if report.plan_policy == "evalspan" else f"planned by {report.plan_policy}"
@@ -64,7 +64,7 @@ def _summary(report: Report, gpu_hour_price: float | None, *, verbose: bool) -> 
         yield (
             "predicted",
             seconds(report.predicted_makespan_seconds),
-            "when the plan was made, by the priors",
+            "by the priors, when the plan was made",
             policy,
         )
     yield from _stages(report) if verbose else [("stages", "", *_stages_in_brief(report))]
@@ -91,7 +91,7 @@ def _stages_in_brief(report: Report) -> list[str]:
 
 
 def _stages(report: Report) -> Iterator[tuple[str, ...]]:
-    """A row for each stage, with what it read and waited for."""
+    """Yield a row per stage, with what it read and waited for."""
     stages = report.stages
     yield "build requests", seconds(stages.build), "" if stages.build is not None else "reused"
     rungs = [f"{node}: {rung}" for node, rung in report.nodes.items()]
@@ -115,7 +115,7 @@ def _stages(report: Report) -> Iterator[tuple[str, ...]]:
 
 
 def _tokens(tokens: TokenUse) -> Iterator[tuple[str, ...]]:
-    """What a GPU second bought."""
+    """Yield rows on what a GPU second bought."""
     share = (
         f"{100 * abs(tokens.shared):.0f} % {'more by padding' if tokens.shared < 0 else 'saved by sharing'}"
     )
@@ -127,7 +127,7 @@ def _tokens(tokens: TokenUse) -> Iterator[tuple[str, ...]]:
 
 
 def _judge(judge: JudgeUse, *, verbose: bool) -> Iterator[tuple[str, ...]]:
-    """What the judge cost, in total and (`verbose`) by task."""
+    """Yield the cost of the judge, in total and (`verbose`) by task."""
     most = f" of at most {judge.max_cost:g}" if judge.max_cost is not None else ""
     by = f"by {judge.model}{most}"
     yield "judge", f"{judge.cost:.4f}" if judge.priced else "-", by, *_judgements(judge.tasks.values())
@@ -136,18 +136,18 @@ def _judge(judge: JudgeUse, *, verbose: bool) -> Iterator[tuple[str, ...]]:
 
 
 def _judgements(tasks: Collection[JudgeTask]) -> Iterator[str]:
-    """Judgements and tokens of these tasks together."""
+    """Yield judgements and tokens of these tasks together."""
     yield f"{sum(t.judgements for t in tasks)} judgements"
     for number, what in (
         (sum(t.reused for t in tasks), "paid for elsewhere"),
-        (sum(t.missing for t in tasks), "could not be had"),
+        (sum(t.missing for t in tasks), "missing"),
     ):
         yield f"{number} {what}" if number else ""
     yield f"{sum(t.prompt_tokens for t in tasks)} + {sum(t.completion_tokens for t in tasks)} tokens"
 
 
 def gpu_table(report: Report) -> Sheet:
-    """A row per trial: seconds that its GPUs were held, by cause, and how it ended where one did not end by itself."""
+    """Return a row per trial: seconds that its GPUs were held, by cause, and how it ended if not by itself."""
     names = ("held", "infer", "import", "load", "warm", "dump", "wait", "other", "shards", "ended")
     sheet = Sheet(f"{slot_word(g.device for g in report.gpus)}s by cause", "trial", *names)
     for g in report.gpus:
@@ -176,7 +176,7 @@ class Lane:
 
 
 def gantt(report: Report) -> Sheet:
-    """A lane for each trial."""
+    """Return a lane per trial."""
     begin = min((g.started_at for g in report.gpus), default=0.0)
     whole = max([1e-9, *(g.started_at + g.held - begin for g in report.gpus)])
     title = f"Lanes over {seconds(whole)}: # inference, . import and load"
@@ -193,7 +193,7 @@ def gantt(report: Report) -> Sheet:
 
 
 def _end(gpu: GpuUse) -> str:
-    """How a trial ended; "" for one whose work was done."""
+    """Return how a trial ended; "" if its work was done."""
     return "" if gpu.ended == DRAINED else gpu.ended
 
 
@@ -202,7 +202,7 @@ def _lane_name(gpu: GpuUse) -> str:
 
 
 def mode_lines(report: Report) -> list[str]:
-    """A sentence on tasks that were not asked, one on fast mode, and one on batch sizes and budgets of single tasks."""
+    """Return a sentence on tasks that were not run, one on fast mode, and one on batch sizes and budgets of single tasks."""
     lines = (
         [f"not asked at this checkpoint (`every`): {first_of(report.not_asked)}"] if report.not_asked else []
     )
@@ -218,7 +218,7 @@ def mode_lines(report: Report) -> list[str]:
 
 
 def reuse_lines(report: Report) -> list[str]:
-    """A sentence for each earlier evaluation whose responses were reused."""
+    """Return a sentence for each earlier evaluation whose responses were reused."""
     alike: dict[str, list[str]] = {}
     for task, evaluation in report.reused.items():
         alike.setdefault(evaluation, []).append(task)
@@ -240,7 +240,7 @@ def _ratio(report: Report) -> str:
 
 
 def absence(report: Report) -> Iterator[str]:
-    """What the makespan leaves out, and what it does not: waits, and the time in which no coordinator ran the evaluation."""
+    """Yield what the makespan omits and includes: waits, and the time without a coordinator."""
     went_on = report.away_seconds - report.paused_seconds
     if report.waited_seconds >= 1:
         yield f"{seconds(report.waited_seconds)} of it spent waiting for a free GPU"
@@ -253,7 +253,7 @@ def absence(report: Report) -> Iterator[str]:
 
 
 def score_table(results: Mapping[str, Any], title: str, *, ascii_only: bool = False) -> Sheet:
-    """A row per score, groups last: lm-eval's values with what lm_eval prints beside them.
+    """Return a row per score, groups last: lm-eval's values with what lm_eval prints beside them.
 
     `ascii_only`: `^`, `v` and `+-`, for a terminal without UTF-8.
     """
@@ -292,10 +292,10 @@ def show(
     verbose: bool = False,
     failed_job: str = "",
 ) -> None:
-    """Print what it took, warnings, scores, and last what failed.
+    """Print costs, warnings, scores, and finally failures.
 
-    `ran=False`: nothing ran now, so times and costs are left out. `verbose`: accounting by GPU and
-    stage. `failed_job`: whose log is named.
+    `ran=False`: nothing ran now, so times and costs are omitted. `verbose`: accounting by GPU and stage. `failed_job`: whose
+    log is named.
     """
     parts: list[RenderableType] = []
     if ran:
@@ -309,17 +309,21 @@ def show(
     failed = {e.name: e.error for e in report.entries if e.status == "failed"}
     if report.status == "cancelled":
         failed = {name: why for name, why in failed.items() if not why.startswith(CANCELLED)}
-        said = f"cancelled; the same `evalspan eval …` or `evalspan retry {report.evaluation_id}` goes on from what is scored"
+        said = f"cancelled; repeat `evalspan eval …` or run `evalspan retry {report.evaluation_id}` to continue from the scored tasks"
         parts.append(Parts(said, style="yellow"))
     parts += [Parts(f"FAILED {names}: {why}", style="bold red") for names, why in by_reason(failed).items()]
     if failed and report.status != "cancelled":
         one = report.evaluation_id
         log = " ".join(filter(None, ["evalspan logs", one, failed_job]))
-        parts.append(f"`{log}` shows why; mend the cause, then `evalspan retry {one}`")
-        parts.append("(a change in a task's own files makes a new evaluation: type `evalspan eval …` again)")
+        parts.append(f"`{log}` shows why; fix the cause, then run `evalspan retry {one}`")
+        parts.append(
+            "(after a change to a task's own files, run `evalspan eval …` again: it is a new evaluation)"
+        )
     for entry in report.entries:
         if entry.status != "failed" and entry.unscored:
             items = "item counts" if entry.unscored == 1 else "items count"
-            text = f"PARTLY {entry.name}: {entry.unscored} {items} in no mean; the warnings say why"
+            text = (
+                f"PARTLY {entry.name}: {entry.unscored} {items} left out of all means; the warnings say why"
+            )
             parts.append(Parts(text, style="bold red"))
     print_parts(console, *parts)

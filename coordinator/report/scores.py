@@ -1,7 +1,7 @@
-"""What one evaluation comes to: its scores, costs and failures, as one document that every view shows. Pure.
+"""The document of one evaluation, shown by every view: its scores, costs and failures. Pure.
 
 Rule: `Head` and `Ended` declare each of these facts once: `Summary`, `Report`, `Evaluation` and `Results` inherit them.
-`coordinator.report.load_series` makes the document of an evaluation, of its results and report, and keeps it.
+`coordinator.report.load_series` builds the document of an evaluation from its results and report, and stores it.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class ScoreValue(NamedTuple):
 
     task: str  # or group
     metric: str  # such as "acc"
-    filter: str  # of the answers, such as "strict-match"; "none": none
-    value: float  # as lm-eval gives it
+    filter: str  # of the answers, such as "strict-match", or "none"
+    value: float  # from lm-eval
     stderr: float | None = None  # None: lm-eval gives none
-    higher_is_better: bool = True  # as lm-eval says of the metric
-    documents: int | None = None  # of a group: of all its tasks
-    version: str = ""  # the task's own, as lm-eval gives it
+    higher_is_better: bool = True  # from the metric in lm-eval
+    documents: int | None = None  # of a group: total of its tasks
+    version: str = ""  # the task's own, from lm-eval
     n_shot: int | None = None  # examples in each prompt
-    keys: tuple[str, str] = ("", "")  # what was asked and score key; empty where results.json has none
-    differs: Difference = ""  # in a series: how it was asked otherwise than at the checkpoint before
+    keys: tuple[str, str] = ("", "")  # digest of the requests and score key; empty if results.json has none
+    differs: Difference = ""  # in a series: the difference from the previous checkpoint
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -45,7 +45,7 @@ class ScoreValue(NamedTuple):
 
     @property
     def measure(self) -> str:
-        """The metric, with the filter of the answers where there is one: "exact_match,strict-match"."""
+        """The metric, with the filter of the answers if there is one: "exact_match,strict-match"."""
         return measure_of(self.metric, self.filter)
 
     @property
@@ -55,7 +55,7 @@ class ScoreValue(NamedTuple):
 
 
 def measure_of(metric: str, which: str) -> str:
-    """A metric with the filter of the answers, where there is one."""
+    """Return a metric with the filter of the answers, if there is one."""
     return metric if which == "none" else f"{metric},{which}"
 
 
@@ -71,24 +71,24 @@ def _columns(scores: Sequence[ScoreValue]) -> dict[str, Sequence[Any]]:
     return dict(zip(ScoreValue._fields, zip(*scores, strict=True), strict=False))
 
 
-# in JSON a list for each field of a score, since thousands of records take longer to check
+# in JSON a list for each field of a score, since thousands of records take longer to validate
 Scores = Annotated[tuple[ScoreValue, ...], PlainValidator(_rows), PlainSerializer(_columns, when_used="json")]
 
 
 class Head(Kept):
-    """Which evaluation it is."""
+    """Identity of an evaluation."""
 
     evaluation_id: str  # names its folder in the work folder
-    suite: str = ""  # its name
+    suite: str = ""  # name
     checkpoint: str = ""  # the folder that training wrote, or the Hub's model
-    step: int | None = None  # training step; None: not known
+    step: int | None = None  # None: unknown
     mode: str = "exact"  # or "fast"
     not_asked: tuple[str, ...] = ()  # tasks of the suite whose turn it was not (`[[task]] every`)
     accepted_at: float = 0.0  # unix seconds
 
     @property
     def label(self) -> str:
-        """Of the checkpoint: its step, or its folder's name."""
+        """Label of the checkpoint: its step, or its folder's name."""
         return str(self.step) if self.step is not None else checkpoint_name(self.checkpoint)
 
     @property
@@ -98,40 +98,41 @@ class Head(Kept):
 
     @property
     def training(self) -> tuple[str, str, str]:
-        """(folder of the checkpoints, suite, mode): the training that it belongs to."""
+        """The training that it belongs to: (folder of the checkpoints, suite, mode)."""
         return str(PurePosixPath(self.checkpoint).parent), self.suite, self.mode
 
 
 class Ended(Head):
-    """What it came to; nothing, and None, where that is not known."""
+    """Outcome of an evaluation; empty or None if unknown."""
 
     model_config = SCORES
 
-    # from acceptance to the last score, without `paused_seconds`; None: not known
+    # from acceptance to the last score, without `paused_seconds`; None: unknown
     makespan_seconds: float | None = None
-    paused_seconds: float = 0.0  # in which no coordinator ran the evaluation, and none of its jobs worked
-    gpu_seconds: float | None = None  # that its jobs held GPUs; None: not known
-    causes: Mapping[str, float] = Field(default_factory=dict)  # of these: cause -> seconds
-    slot: str = "GPU"  # what these seconds are of, as of `gpu_use.slot_word`
-    staged_bytes: int = 0  # of weights, and of request sets where a node keeps them
-    scores: Scores = ()  # one for each task, metric and filter
-    at_chance: bool = False  # each task scores as guessing would
-    fell_to_chance: str = ""  # then: which earlier checkpoint of the training did not, in a sentence
+    paused_seconds: float = 0.0  # without a coordinator and without any of its jobs working
+    gpu_seconds: float | None = None  # held by its jobs; None: unknown
+    causes: Mapping[str, float] = Field(default_factory=dict)  # part of these: cause -> seconds
+    slot: str = "GPU"  # unit of these seconds, from `gpu_use.slot_word`
+    staged_bytes: int = 0  # of weights, and of request sets if a node keeps them
+    scores: Scores = ()  # one per task, metric and filter
+    at_chance: bool = False  # every task scores at chance
+    fell_to_chance: str = ""  # then: a sentence on the earlier checkpoint of the training that did not
 
 
 class Evaluation(Ended):
     """The document of an evaluation, in `ended.json`; without scores while it runs."""
 
-    written: tuple[int, int] = (0, 0)  # when results.json and report.json were, ns since 1970; 0: not there
+    written: tuple[int, int] = (0, 0)  # mtimes of results.json and report.json, ns since 1970; 0: missing
     # running | done | failed | cancelled | stopped | parked | given up; failed: at least one task has no score; in a series
-    # also open: it has not ended, and unreadable: its files are damaged
+    # also open (not ended) and unreadable (damaged files)
     status: str
     failed: Mapping[str, str] = Field(default_factory=dict)  # task -> its error
-    died: Mapping[str, str] = Field(default_factory=dict)  # trial without an outcome -> the cluster's word
+    # trial without an outcome -> the cluster's end state
+    died: Mapping[str, str] = Field(default_factory=dict)
     groups: Mapping[str, tuple[str, ...]] = Field(
         default_factory=dict
     )  # group of the suite -> its leaf tasks
-    cost: float | None = None  # gpu_seconds at the price that was given, in its currency
+    cost: float | None = None  # gpu_seconds at the given price, in its currency
 
     def leaves_out(self, task: str) -> bool:
         """Whether a task or group without a score was not asked, and so has not failed."""
@@ -143,7 +144,7 @@ class Evaluation(Ended):
         return self.accepted_at + (self.makespan_seconds or 0.0) + self.paused_seconds
 
     def row(self) -> dict[str, Any]:
-        """A checkpoint of a series, without its scores."""
+        """Return a checkpoint of a series, without its scores."""
         return {name: getattr(self, name) for name in COLUMNS}
 
 
@@ -154,7 +155,7 @@ COLUMNS = (
 
 
 def head_of(record: EvaluationRecord) -> dict[str, Any]:
-    """The fields of `Head`."""
+    """Return the fields of `Head`."""
     return {
         "evaluation_id": record.evaluation_id,
         "suite": record.suite.name,
@@ -167,12 +168,12 @@ def head_of(record: EvaluationRecord) -> dict[str, Any]:
 
 
 def with_signals(results: Mapping[str, Any]) -> dict[str, Any]:
-    """results.json with the dense signals of its leaf tasks as "dense", which `scores_of` reads."""
+    """Return results.json with the dense signals of its leaf tasks as "dense", which `scores_of` reads."""
     return {**results, "dense": dict(sorted(results.get("evalspan", {}).get("signals", {}).items()))}
 
 
 def scores_of(results: Mapping[str, Any]) -> tuple[ScoreValue, ...]:
-    """The numbers in lm-eval's results, in its order; aliases and texts are left out. Behind them those of `with_signals`."""
+    """Return the numbers in lm-eval's results, in its order, without aliases and texts; then those of `with_signals`."""
     versions, shots = results.get("versions", {}), results.get("n-shot", {})
     better: Mapping[str, Any] = results.get("higher_is_better", {})
     found = []
@@ -186,7 +187,7 @@ def scores_of(results: Mapping[str, Any]) -> tuple[ScoreValue, ...]:
         }
         for key, number in values.items():
             metric, _, which = key.partition(",")
-            value = nan if number is None else number  # as results.json has it
+            value = nan if number is None else number  # as in results.json
             if not which or metric.endswith("_stderr") or not isinstance(value, int | float):
                 continue
             error = values.get(f"{metric}_stderr,{which}")
@@ -197,7 +198,7 @@ def scores_of(results: Mapping[str, Any]) -> tuple[ScoreValue, ...]:
 
 
 def _documents(results: Mapping[str, Any], task: str) -> int | None:
-    """Documents of a task, or of all tasks of a group; None where lm-eval does not say."""
+    """Return the documents of a task, or of all tasks of a group; None if unknown."""
     counts = [
         results.get("n-samples", {}).get(leaf, {}).get("effective")
         for leaf in set(_leaves(results.get("group_subtasks", {}), task, frozenset()))
@@ -207,7 +208,7 @@ def _documents(results: Mapping[str, Any], task: str) -> int | None:
 
 
 def keys_of(results: Mapping[str, Any], task: str) -> tuple[str, str]:
-    """(what was asked, score key) of a task, or of all tasks of a group; "" where results.json has none."""
+    """Return (digest of the requests, score key) of a task, or of all tasks of a group; "" if results.json has none."""
     keys = results.get("evalspan", {}).get("keys", {})
     leaves = sorted(set(_leaves(results.get("group_subtasks", {}), task, frozenset())))
     if not leaves or any(leaf not in keys for leaf in leaves):
@@ -219,7 +220,7 @@ def keys_of(results: Mapping[str, Any], task: str) -> tuple[str, str]:
 
 
 def groups_of(results: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Each group of results -> its leaf tasks, sorted."""
+    """Return each group of results -> its leaf tasks, sorted."""
     groups = results.get("group_subtasks", {})
     return {
         group: tuple(sorted({*_leaves(groups, group, frozenset())}))
@@ -238,7 +239,7 @@ def _leaves(groups: Mapping[str, Any], name: str, seen: frozenset[str]) -> Itera
 
 
 def difference(before: tuple[str, str], after: tuple[str, str]) -> Difference:
-    """What differs between two pairs of keys; nothing where one is unknown."""
+    """Return what differs between two pairs of keys; "" if one is unknown."""
     if before[0] and after[0] and before[0] != after[0]:
         return "requests"
     if before[1] and after[1] and before[1] != after[1]:
@@ -247,7 +248,7 @@ def difference(before: tuple[str, str], after: tuple[str, str]) -> Difference:
 
 
 def top_groups(groups: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
-    """Groups whose tasks are not all in a larger one. `groups`: as of `groups_of`."""
+    """Return groups whose tasks are not all in a larger one. `groups`: as from `groups_of`."""
     return {
         group: members
         for group, members in groups.items()
@@ -256,7 +257,7 @@ def top_groups(groups: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
 
 
 def top_scores(scores: Sequence[ScoreValue], groups: Mapping[str, Sequence[str]]) -> list[ScoreValue]:
-    """Of the tasks that are in no group with a score, then of groups that are in no larger one."""
+    """Return scores of tasks that are in no group with a score, then of top-level groups."""
     scored = {score.task for score in scores}
     known = {group: members for group, members in groups.items() if group in scored}
     below = {task for members in known.values() for task in members}
@@ -266,7 +267,7 @@ def top_scores(scores: Sequence[ScoreValue], groups: Mapping[str, Sequence[str]]
 
 
 def first_of_each(scores: Iterable[ScoreValue]) -> tuple[ScoreValue, ...]:
-    """The main metric of each task: the first that lm-eval lists for it."""
+    """Return the main metric of each task: the first that lm-eval lists for it."""
     found: dict[str, ScoreValue] = {}
     for score in scores:
         found.setdefault(score.task, score)

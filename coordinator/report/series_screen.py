@@ -1,6 +1,6 @@
-"""The series of a training in a terminal: how it stands, what fell, a row for each score, what checkpoints took, curves.
+"""The series of a training in a terminal: status, drops, a row per score, costs of checkpoints, curves.
 
-Rule: an ASCII mark stands for each curve, so that a terminal without colours shows the same.
+Rule: an ASCII mark identifies each curve, so that a terminal without colours shows the same.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ COLOURS = ("green", "blue", "red", "magenta", "cyan", "yellow", "default", "defa
 ASCII = str.maketrans("┤│┼├└┬┴┘┌┐─", "||++++++++-")
 HEIGHT, WIDEST = 15, 120  # lines and columns of a chart
 TICKS = 5  # checkpoints named below a chart
-STEPS = 6  # checkpoints of a table, the last ones
-BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-~=+*#"  # of a sparkline, from the lowest value to the highest
+STEPS = 6  # latest checkpoints shown in a table
+BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-~=+*#"  # of a sparkline, from lowest to highest
 SPARKS = 12  # bars of a sparkline
 
 
 def plot(curves: Sequence[Curve], width: int, *, ascii_only: bool = False) -> Iterator[Text | Parts]:
-    """A chart of up to len(MARKS) curves, then what each mark means; x: training step, or order.
+    """Yield a chart of up to len(MARKS) curves, then the meaning of each mark; x: training step, or order.
 
-    Points whose value is not finite are not drawn; a single checkpoint has no chart.
+    Points with non-finite values are not drawn; a single checkpoint has no chart.
     """
     import plotext  # noqa: PLC0415 (other commands start without it)
     from plotext import _utility  # noqa: PLC0415
@@ -43,7 +43,7 @@ def plot(curves: Sequence[Curve], width: int, *, ascii_only: bool = False) -> It
     places = _places([p for _, points in drawn for p in points])
     if len(places) < 2:
         return
-    # plotext's own goes through a set: the labels that find room changed with Python's hash seed.
+    # plotext's own uses a set, so the labels that fit depended on Python's hash seed.
     _utility.no_duplicates = lambda data: list(dict.fromkeys(data))
     plotext.clear_figure()
     plotext.theme("clear")
@@ -55,7 +55,7 @@ def plot(curves: Sequence[Curve], width: int, *, ascii_only: bool = False) -> It
     values = [p.value for _, points in drawn for p in points]
     if max(values) - min(values) < 1e-9 * max(
         1.0, *map(abs, values)
-    ):  # nothing that a chart could tell apart
+    ):  # nothing that a chart could distinguish
         plotext.ylim(min(values) - 0.5, max(values) + 0.5)
     legend: list[Parts] = []
     for (curve, points), mark, colour in zip(drawn, MARKS, COLOURS, strict=False):
@@ -69,14 +69,14 @@ def plot(curves: Sequence[Curve], width: int, *, ascii_only: bool = False) -> It
 
 
 def _places(points: Sequence[CurvePoint]) -> dict[str, float]:
-    """Label -> x: its step where all points have one, else its place in order."""
+    """Return label -> x: its step if all points have one, otherwise its position."""
     if all(p.step is not None for p in points):
         return {p.label: float(p.step or 0) for p in points}
     return {label: float(i) for i, label in enumerate(dict.fromkeys(p.label for p in points))}
 
 
 def without_step(points: Sequence[Evaluation]) -> str:
-    """A line on the points without a training step, and how one is given; "" where each has one."""
+    """Return a line about points without a training step, and how to give one; "" if each has one."""
     without = [p.label for p in points if p.step is None]
     if not without or len(points) == 1:
         return ""
@@ -87,7 +87,7 @@ def without_step(points: Sequence[Evaluation]) -> str:
 
 
 def _by_scale(curves: Sequence[Curve]) -> list[list[Curve]]:
-    """Curves by axis: those between 0 and 1 share one; others (perplexity) have one per metric."""
+    """Group curves by axis: those between 0 and 1 share one; others (perplexity) have one per metric."""
     groups: dict[str, list[Curve]] = {}
     for curve in curves:
         share = all(0 <= p.value <= 1 for p in curve.points if isfinite(p.value))
@@ -98,14 +98,15 @@ def _by_scale(curves: Sequence[Curve]) -> list[list[Curve]]:
 def _scores(
     curves: Sequence[Curve], heading: str, rare: Mapping[str, Evaluation], *, whole: bool, ascii_only: bool
 ) -> Sheet:
-    """A row per curve: the first checkpoint, the last ones, the change over all, the best point, and all as bars.
+    """Return a row per curve: the first checkpoint, the latest ones, the total change, the best point, and a sparkline.
 
-    `rare`: checkpoints that were not asked all, by their labels. `!` marks a point that shows the score to be worse, `~` one
-    whose requests or scoring differ from the point before.
+    `rare`: labels of checkpoints that were not run on all tasks. `!` marks a point that shows the score to be worse, `~` one
+    whose requests or scoring differ from the previous point.
     """
     steps = list(dict.fromkeys(p.label for c in curves for p in c.points))
     some = steps if whole or len(steps) <= STEPS else [steps[0], *steps[1 - STEPS :]]
-    drops = [some[1 : i + 1] for i in range(1, len(some) - 1)]  # a narrow terminal has fewer, the last ones
+    # a narrow terminal shows fewer, the latest ones
+    drops = [some[1 : i + 1] for i in range(1, len(some) - 1)]
     trend = "trend" if len(steps) > 2 else ""
     beside = ["best", "at", "trend"]
     order = [["trend"], *(["trend", *each] for each in drops), *([*beside, *each] for each in drops[-1:])]
@@ -133,7 +134,7 @@ def _scores(
 
 
 def sparkline(values: Sequence[float], *, ascii_only: bool = False) -> str:
-    """Values as at most SPARKS bars, each the mean of its share of them; a blank stands for values that are no numbers."""
+    """Return at most SPARKS bars, each the mean of its share of the values; non-finite means are blank."""
     bars = ASCII_BARS if ascii_only else BARS
     count = min(SPARKS, len(values))
     parts = [values[i * len(values) // count : (i + 1) * len(values) // count] for i in range(count)]
@@ -144,7 +145,7 @@ def sparkline(values: Sequence[float], *, ascii_only: bool = False) -> str:
 
 
 def _costs(series: Series, *, whole: bool) -> Sheet:
-    """A row per checkpoint: makespan, what it leaves out, GPU time, cost at the given price."""
+    """Return a row per checkpoint: makespan, what it omits, GPU time, cost at the given price."""
     several = len({p.suite for p in series.points}) > 1
     slot = slot_of(series.points)
     left = 0 if whole else max(0, len(series.points) - STEPS)
@@ -166,7 +167,7 @@ def _costs(series: Series, *, whole: bool) -> Sheet:
 
 
 def _fallen(curves: Sequence[Curve]) -> Sheet:
-    """A row per drop, the latest first: since when, both levels, and the score now."""
+    """Return a row per drop, the latest first: since when, both levels, and the current score."""
     found = [(drop, curve.points[-1]) for curve in curves for drop in drops_of(curve)]
     found.sort(key=lambda pair: pair[0].label != pair[1].label)
     sheet = Sheet(
@@ -181,14 +182,14 @@ def _fallen(curves: Sequence[Curve]) -> Sheet:
 
 
 def slot_of(points: Sequence[Evaluation]) -> str:
-    """What all of them held."""
+    """Return the unit of all points."""
     return "slot" if {p.slot for p in points if p.gpu_seconds} == {"slot"} else "GPU"
 
 
 def show_series(
     console: Console, series: Series, trainings: Sequence[Training] = (), *, whole: bool = False
 ) -> None:
-    """Print how each training stands, what fell, a row for each score, curves of the means, and what checkpoints took.
+    """Print each training's status, drops, a row per score, curves of the means, and costs of checkpoints.
 
     `whole`: all checkpoints, and curves of all scores.
     """

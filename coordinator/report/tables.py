@@ -1,8 +1,8 @@
 """Tables and lines of figures in a terminal, for `report`, `compare`, `plan`, `status` and the live screen.
 
-Rule: no name, figure or command is cut, and no line is wider than the terminal unless one name is. A table that does
-not fit has fewer columns, then its long names are broken; where that does not help, each row becomes a name with lines
-of figures below it. Without a terminal a row is one line without blanks at its end.
+Rule: no name, figure or command is cut, and no line is wider than the terminal unless a single name is. A table that does not
+fit loses columns, then its long names are broken; if that does not help, each row becomes a name with lines of figures below
+it. Without a terminal, a row is one line without trailing blanks.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from rich.table import Table
 from rich.text import Text
 
 UNBOUNDED = 10_000  # columns: wider than any table
-LEAST = 40  # columns that a part gets at least before it is broken
-LEAST_NAME = 24  # columns that a name gets at least before it is broken
-NUMBER = re.compile(r"([-+]?[0-9.]\S*( \S+)?|-|nan|inf|)$")  # a cell that stands at the right of its column
-JOINT = "\xa0"  # holds words together while their line is folded
+LEAST = 40  # minimum columns of a part before it is broken
+LEAST_NAME = 24  # minimum columns of a name before it is broken
+NUMBER = re.compile(r"([-+]?[0-9.]\S*( \S+)?|-|nan|inf|)$")  # a right-aligned cell
+JOINT = "\xa0"  # keeps words together while their line is folded
 
 
 def folded(parts: Iterable[str], width: int, indent: str = "") -> str:
-    """Parts joined by commas in lines of `width`; a figure with its unit, and a command in backticks, are on one line.
+    """Join parts by commas in lines of `width`, keeping figures with their units and commands in backticks together.
 
-    A word that the indent would push out of its line has one of its own, without the indent.
+    A word that the indent would push beyond the line gets an unindented line of its own.
     """
     whole = ", ".join(part.replace(" ", JOINT) if len(part) < width - 2 else part for part in parts if part)
     whole = re.sub(r"`[^`]*`", lambda found: found[0].replace(" ", JOINT), whole)
@@ -43,13 +43,13 @@ def folded(parts: Iterable[str], width: int, indent: str = "") -> str:
 
 
 def print_parts(console: Console, *parts: RenderableType) -> None:
-    """Print each; a command or a name that is longer than a line is not broken."""
+    """Print each part; long commands and names are not broken."""
     for part in parts:
         console.print(Parts(part) if isinstance(part, str) else part, overflow="ignore", crop=False)
 
 
 class Parts:
-    """A cell, or a line, of parts that belong together; as many lines as its width needs. `apart`: a line each."""
+    """A cell or line of parts that belong together, with as many lines as its width needs. `apart`: one line per part."""
 
     def __init__(self, *parts: str, style: str = "", apart: bool = False, indent: str = "") -> None:
         self.parts = [part for part in parts if part]
@@ -71,14 +71,13 @@ class Parts:
         return Measurement(min(whole, max(part, word)), whole)
 
 
-Cell = str | RenderableType  # what is no text takes the columns that are left
+Cell = str | RenderableType  # anything but text takes the remaining columns
 
 
 class Sheet:
     """Rows of figures below headings; the first cell of a row is its name.
 
-    `without`: columns that are left out one after the other where the terminal is narrow. `turns`: rows may become
-    columns.
+    `without`: columns to drop in turn if the terminal is narrow. `turns`: rows may become columns.
     """
 
     def __init__(
@@ -92,11 +91,11 @@ class Sheet:
         return len(self._rows)
 
     def add(self, *cells: Cell, style: str = "") -> None:
-        """Add a row. A column without any text is not shown."""
+        """Add a row. Columns without any text are not shown."""
         self._rows.append(([*cells], style))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        """The richest table that fits, else lines."""
+        """Render the richest table that fits, otherwise lines."""
         if not self._rows:
             return
         if self._title:
@@ -112,7 +111,7 @@ class Sheet:
             yield from self._lines(cells, style)
 
     def fitting(self, console: Console, options: ConsoleOptions) -> Table | None:
-        """The table with the most columns that fit; None where none does."""
+        """Return the table with the most columns that fit; None if none does."""
         least = self._least(console, options)
         for without in self._without:
             kept = {i: width for i, width in least.items() if self._heads[i] not in without}
@@ -122,7 +121,7 @@ class Sheet:
         return None
 
     def _least(self, console: Console, options: ConsoleOptions) -> dict[int, int]:
-        """Column that holds anything -> its least width."""
+        """Return non-empty column -> its minimum width."""
         least = {}
         for i, head in enumerate(self._heads):
             cells = [row[i] for row, _ in self._rows]
@@ -134,7 +133,7 @@ class Sheet:
         return least
 
     def _table(self, kept: Mapping[int, int]) -> Table:
-        """`kept`: columns with their least width."""
+        """Build the table. `kept`: columns with their minimum width."""
         table = Table(
             box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold", collapse_padding=True
         )
@@ -151,7 +150,7 @@ class Sheet:
         return table
 
     def _with_broken_names(self, console: Console, options: ConsoleOptions) -> Sheet:
-        """The sheet with names in lines that leave room for the other columns, broken behind "-", "_" or "/"."""
+        """Return the sheet with names broken at "-", "_" or "/" to leave room for the other columns."""
         least = self._least(console, options)
         others = [width for i, width in least.items() if i and self._heads[i] not in self._without[-1]]
         width = max(LEAST_NAME, options.max_width - sum(others) - 2 * len(others))
@@ -162,7 +161,7 @@ class Sheet:
         return sheet
 
     def _turned(self) -> Sheet:
-        """Rows as columns; their names are folded after the task."""
+        """Return the sheet transposed, with names folded after the task."""
         names = (str(cells[0]).replace("/", "/\n", 1) for cells, _ in self._rows)
         sheet = Sheet("", self._heads[0], *names)
         for i, head in list(enumerate(self._heads))[1:]:

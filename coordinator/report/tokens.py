@@ -1,7 +1,6 @@
 """Tokens of an evaluation: asked, computed and generated, and the seconds of tokenising. Pure.
 
-Rule: only shards whose record counts are counted; a token of a shard that ran twice counts once.
-Called by `finalize`.
+Rule: only shards with a valid record are counted; a token of a shard that ran twice counts once. Called by `finalize`.
 """
 
 from __future__ import annotations
@@ -18,29 +17,29 @@ Indexes = Mapping[tuple[str, str], BatchIndex]  # (leaf task, cut) -> its batche
 class TokenUse(Record):
     """`asked`: input tokens if each request were computed alone. `computed`: those of the forward passes.
 
-    `computed` has the padding of batches, and a context that several requests share once. It is more
-    than `asked` where padding outweighs sharing.
+    `computed` includes the padding of batches, and counts a context that several requests share once. It exceeds `asked` if
+    padding outweighs sharing.
     """
 
     asked: int
     computed: int
-    generated: int | None  # padding behind shorter answers included; None: no trial said
-    infer_seconds: float  # of the trials, tokenising included
+    generated: int | None  # including padding behind shorter answers; None: no trial reported it
+    infer_seconds: float  # of the trials, including tokenising
     tokenise_seconds: float
 
     @property
     def shared(self) -> float:
-        """The part of the tokens asked that was not computed; negative where padding outweighs sharing."""
+        """The fraction of `asked` that was not computed; negative if padding outweighs sharing."""
         return 1 - self.computed / self.asked if self.asked else 0.0
 
     @property
     def per_second(self) -> float | None:
-        """Tokens computed and generated in a second of inference on one lane."""
+        """Tokens computed and generated per second of inference on one lane."""
         return (self.computed + (self.generated or 0)) / self.infer_seconds if self.infer_seconds else None
 
 
 def token_use(shards: Iterable[str], indexes: Indexes, trials: Iterable[TrialEnded]) -> TokenUse | None:
-    """The tokens of these shards; None where an index is missing or of a version without asked tokens."""
+    """Return the tokens of these shards; None if an index is missing or of a version without asked tokens."""
     asked = computed = 0
     for shard in map(ShardId.parse, shards):
         index = indexes.get((shard.task, shard.cut))

@@ -1,7 +1,7 @@
-"""`Training`: what is said of all checkpoints of a training: the newest one against others, drops, means. Pure.
+"""`Training`: statements about all checkpoints of a training: comparisons of the newest one, drops, means. Pure.
 
 Rule: a training is the folder of its checkpoints, with one suite in one mode. Pages, terminal, JSON and news print this
-record; none has a verdict, a level or a mean of its own. `coordinator.report.trainings` keeps it.
+record; none computes a verdict, a level or a mean. `coordinator.report.trainings` stores it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from coordinator.report.learning_curves import MEAN, Curve, CurvePoint, Series, 
 from coordinator.report.scores import SCORES
 from evaljobs.contract.specs import Kept, Record
 
-MOST_NAMED = 3  # scores in a line
+MOST_NAMED = 3  # scores per line
 
 
 class Drop(Record):
@@ -24,13 +24,13 @@ class Drop(Record):
     evaluation_id: str
     label: str  # of the checkpoint: its step, or its folder's name
     task: str  # leaf task
-    measure: str  # the metric, with the filter of the answers where there is one
+    measure: str  # the metric, with the filter of the answers if there is one
     after: float  # the score there
     worse: Worse  # since which checkpoint, and the mean before
 
     @property
     def name(self) -> str:
-        """As of the score."""
+        """As in the score."""
         return f"{self.task}/{self.measure}"
 
     @property
@@ -49,26 +49,26 @@ class Drop(Record):
 
 
 class Against(Record):
-    """An evaluation held against one of an earlier checkpoint, over the documents that both have."""
+    """An evaluation compared with that of an earlier checkpoint, over their common documents."""
 
     evaluation_id: str  # of the earlier one
     label: str
     verdict: str  # of all tasks together: better | worse | no evidence | not comparable
     change: float | None = None  # of the mean over tasks
     reach: float | None = None  # wider half of its two-sided 95 % interval
-    tasks: int = 0  # in that mean: those whose documents can be compared
+    tasks: int = 0  # in that mean: tasks whose documents can be compared
     of: int = 0  # tasks that count for the mean
-    why: str = ""  # there is no comparison
-    better: tuple[str, ...] = ()  # scores that are better alone, corrected for their number
+    why: str = ""  # why there is no comparison
+    better: tuple[str, ...] = ()  # scores that are better on their own, corrected for their number
     worse: tuple[str, ...] = ()
 
     @property
     def telling(self) -> str:
-        """The verdict where it is better or worse."""
+        """The verdict if it is better or worse."""
         return self.verdict if self.verdict in ("better", "worse") else ""
 
     def words(self, *, best: bool) -> str:
-        """To stand behind the name of the evaluation that is held against it. `best`: it is the best one before that."""
+        """Describe the comparison, to follow the evaluation's name. `best`: it is the best one before that."""
         name = f"{self.label}, the best one before it" if best else self.label
         alone = [f"{word}: {first_of(names, MOST_NAMED)}" for word, names in self.alone.items() if names]
         if self.change is None:
@@ -82,35 +82,35 @@ class Against(Record):
 
     @property
     def alone(self) -> dict[str, tuple[str, ...]]:
-        """Verdict -> scores that have it alone."""
+        """Verdict -> scores that have it on their own."""
         return {"worse": self.worse, "better": self.better}
 
 
 class Training(Kept):
-    """Of the newest checkpoint, and of all before it. Lists are in order of training, drops begin with the latest one."""
+    """The newest checkpoint, and all before it. Lists are in training order, drops begin with the latest one."""
 
     model_config = SCORES
 
     folder: str  # of the checkpoints
     suite: str
     mode: str = "exact"
-    scored: tuple[tuple[str, str], ...] = ()  # (evaluation, label) of those that have scores
-    mean: tuple[float | None, ...] = ()  # of all tasks, of each of `scored`; None: it lacks a task
+    scored: tuple[tuple[str, str], ...] = ()  # (evaluation, label) of those with scores
+    mean: tuple[float | None, ...] = ()  # mean of all tasks, for each of `scored`; None: a task is missing
     previous: Against | None = None  # the newest one against the one before it
     best: Against | None = None  # and against the one with the highest mean before it
     drops: tuple[Drop, ...] = ()
-    judged: bool = False  # there are enough checkpoints to say since when a score is worse
+    judged: bool = False  # there are enough checkpoints to tell since when a score is worse
     horizon: int | None = None  # checkpoints for which drops are calibrated
 
 
 def title(folder: str, suite: str, mode: str) -> str:
-    """A training's name on screens."""
+    """Return a training's name on screens."""
     name = "/".join(PurePosixPath(folder).parts[-2:])
     return f"{name}, {suite}" + (f", {mode} mode" if mode != "exact" else "")
 
 
 def drops_of(curve: Curve) -> list[Drop]:
-    """In order of training."""
+    """Return drops in training order."""
     known = {"task": curve.task, "measure": curve.measure}
     return [
         Drop(evaluation_id=p.evaluation_id, label=p.label, after=p.value, worse=p.worse, **known)
@@ -120,7 +120,7 @@ def drops_of(curve: Curve) -> list[Drop]:
 
 
 def training_of(series: Series, against: Callable[[str, str], Mapping[str, Any]]) -> Training:
-    """Of a series of one training. `against`: (evaluation, an earlier one) -> the fields of `Against` that need documents."""
+    """Return the training of a series. `against`: (evaluation, an earlier one) -> fields of `Against` from documents."""
     points = series.points
     scored = [p for p in points if p.scores]
     labels = {p.evaluation_id: p.label for curve in series.curves for p in curve.points}
@@ -148,13 +148,13 @@ def training_of(series: Series, against: Callable[[str, str], Mapping[str, Any]]
 
 
 def _mean(series: Series) -> dict[str, CurvePoint]:
-    """Evaluation -> the mean of all its tasks; of a suite with one score that counts for it, that score."""
+    """Return evaluation -> the mean of all its tasks; for a suite with a single score that counts, that score."""
     whole = [c for c in series.means if c.task == MEAN] or [c for c in series.curves if c.is_share]
     return {p.evaluation_id: p for p in whole[0].points} if whole else {}
 
 
 class Clause(NamedTuple):
-    """A part of what is said of a training. `verdict`: better | worse | ""; `compared`: (earlier evaluation, newest one)."""
+    """Part of a statement about a training. `verdict`: better | worse | ""; `compared`: (earlier evaluation, newest one)."""
 
     text: str
     verdict: str = ""
@@ -162,18 +162,18 @@ class Clause(NamedTuple):
 
 
 def held(name: str, evaluation: str, against: Against, *, best: bool = False) -> Clause:
-    """How an evaluation, that is called `name`, stands against an earlier one."""
+    """Describe how an evaluation, called `name`, compares with an earlier one."""
     said = f"{name} {against.words(best=best)}"
     return Clause(said, against.telling, (against.evaluation_id, evaluation))
 
 
 def morning(training: Training, others: Sequence[str] = ()) -> str:
-    """How a training stands, in a sentence. `others`: its evaluations that are not done, each in a few words."""
+    """Describe the state of a training in a sentence. `others`: descriptions of its evaluations that are not done."""
     return "; ".join([*(clause.text for clause in clauses(training)), *others])
 
 
 def clauses(training: Training) -> Iterator[Clause]:
-    """How a training stands: its newest checkpoint against the one before and the best one, then what fell along it."""
+    """Yield the state of a training: its newest checkpoint against the previous and the best one, then drops along it."""
     if not training.scored:
         yield Clause("no checkpoint has scores yet")
         return

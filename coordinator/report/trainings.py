@@ -1,7 +1,7 @@
-"""Makes and keeps each training's `Training` and its judged curves, so that no view computes them again.
+"""Builds and stores each training's `Training` and its judged curves, so that no view computes them again.
 
-Rule: the file counts while the results and reports that it was made of are those on disk. It is made anew after each end, by a
-process beside the daemon, and by the first view that finds none. Evaluations that have not ended are not in it.
+Rule: the file is valid while the results and reports that it was derived from are unchanged. It is rebuilt after each end, by
+a process beside the daemon, and by the first view that finds none. It omits evaluations that have not ended.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from evaljobs.contract.storage import make_folder, read_record, write_atomic
 
 log = logging.getLogger(__name__)
 
-Key = tuple[str, str, str]  # of a training: (folder of the checkpoints, suite, mode)
-Written = dict[str, tuple[int, int]]  # evaluation -> when its results and its report were
+Key = tuple[str, str, str]  # (folder of the checkpoints, suite, mode) of a training
+Written = dict[str, tuple[int, int]]  # evaluation -> mtimes of its results and its report
 
 
 class TrainingFile(Kept):
-    """First line of the file of a training; the others are of its series."""
+    """First line of a training's file; the others are of its series."""
 
     schema_version: int = 2
     written: Written
@@ -57,7 +57,7 @@ class TrainingFile(Kept):
 
 
 def by_training(heads: Iterable[Head]) -> dict[Key, list[Head]]:
-    """Evaluations of each training, in their order."""
+    """Return evaluations of each training, in order."""
     found: dict[Key, list[Head]] = defaultdict(list)
     for head in heads:
         found[head.training].append(head)
@@ -65,7 +65,7 @@ def by_training(heads: Iterable[Head]) -> dict[Key, list[Head]]:
 
 
 def series_of(points: Iterable[Evaluation], settings: Config) -> Series:
-    """A training's series, with verdicts."""
+    """Return a training's series, with verdicts."""
 
     @cache
     def sampling(before: str, after: str) -> Mapping[str, float]:
@@ -78,7 +78,7 @@ def series_of(points: Iterable[Evaluation], settings: Config) -> Series:
 
 
 def read_kept(settings: Config, key: Key, evaluations: Iterable[str]) -> Training | None:
-    """What is kept of a training; None where its results have changed since, or it lacks one of `evaluations`."""
+    """Read the stored training; None if its results have changed since, or it lacks one of `evaluations`."""
     return None if (kept := _read(settings, key, evaluations)) is None else kept[0].training
 
 
@@ -97,9 +97,7 @@ def _read(
 def judge(
     settings: Config, heads: Sequence[Head], *, whole: bool, scores: bool = True
 ) -> tuple[Training, Series]:
-    """Judge a training. `whole`: by all of its evaluations, so that it is kept, where it is not; `scores`: are those of the
-    points needed?
-    """
+    """Judge a training. `whole`: these are all of its evaluations, so store the result; `scores`: load the points' scores."""
     known = _written(settings, (head.evaluation_id for head in heads))
     ended = [head for head in heads if head.evaluation_id in known] or heads
     kept = _read(settings, heads[0].training, known) if whole else None
@@ -117,7 +115,7 @@ def judge(
 
 
 def _with_open(series: Series, heads: Iterable[Head]) -> Series:
-    """With the checkpoints that have no evaluation that has ended."""
+    """Add the checkpoints that have no ended evaluation."""
     there = {point.checkpoint for point in series.points}
     begun = [Evaluation(status="open", **head.head) for head in heads if head.checkpoint not in there]
     return series._replace(points=by_step([*series.points, *begun])) if begun else series
@@ -132,7 +130,7 @@ def _against(settings: Config, evaluation: str, earlier: str) -> Mapping[str, An
 
 
 def find_training(settings: Config, key: Key, evaluations: Iterable[str]) -> Training | None:
-    """What is kept of a training, else made now; None where none of its evaluations can be read."""
+    """Return the stored training, or judge it now; None if none of its evaluations can be read."""
     if (kept := read_kept(settings, key, evaluations)) is not None:
         return kept
     folder, suite, _ = key
@@ -144,7 +142,7 @@ def find_training(settings: Config, key: Key, evaluations: Iterable[str]) -> Tra
 
 
 def of_evaluation(settings: Config, name: str) -> Training | None:
-    """Of the training that an evaluation belongs to, as `find_training`; None where its record cannot be read."""
+    """Return the training that an evaluation belongs to, like `find_training`; None if its record cannot be read."""
     with suppress(OSError, ValidationError):
         record = read_record(EvaluationPaths(settings.work_dir / name).evaluation, EvaluationRecord)
         return find_training(settings, Head(**head_of(record)).training, [name])
@@ -152,7 +150,7 @@ def of_evaluation(settings: Config, name: str) -> Training | None:
 
 
 def against_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The fields of `Against` that rows of a comparison say."""
+    """Return the fields of `Against` from rows of a comparison."""
     names = {
         verdict: tuple(name_of(row) for row in rows if row["verdicts"][-1]["verdict"] == verdict)
         for verdict in ("better", "worse")
@@ -171,7 +169,7 @@ def against_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _written(settings: Config, evaluations: Iterable[str]) -> Written:
-    """Of those that have results."""
+    """Return the times of those with results."""
     found = {name: written(EvaluationPaths(settings.work_dir / name)) for name in evaluations}
     return {name: both for name, both in found.items() if both[0]}
 
@@ -182,7 +180,7 @@ def _file(work_dir: Path, key: Key) -> Path:
 
 
 def _keep(settings: Config, kept: TrainingFile, series: Series) -> None:
-    """Write the file: its head; points, without scores; then a line a curve, whose points name theirs by number."""
+    """Write the file: its head; points, without scores; then a line per curve, whose points refer to theirs by number."""
     place = {point.evaluation_id: i for i, point in enumerate(series.points)}
     about = {
         "points": [p.row() for p in series.points],

@@ -1,8 +1,8 @@
-"""Verdicts on scores by their documents' values: against a baseline, the leftmost evaluation, or along a training.
+"""Verdicts on scores from their documents' values: against a baseline, the leftmost evaluation, or along a training.
 
-Rule: a leaf task's metric has a verdict where it is the mean of its documents' values, and where both evaluations asked
-and scored alike; a group's score has one where it is a mean of such scores. The verdicts of a comparison's tasks are corrected
-together, and so are those of its groups; `overall` is one test.
+Rule: a leaf task's metric has a verdict if it is the mean of its documents' values and both evaluations have equal requests
+and scoring; a group's score has one if it is a mean of such scores. The verdicts of a comparison's tasks are corrected
+together, as are those of its groups; `overall` is one test.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ ALONG = (
     "without a drop, at most 5 % of trainings have such a verdict by chance. It needs 6 earlier checkpoints, and stays as it is."
 )
 PLACES = ("since", "low", "high")  # of a verdict along a series
-MOST_APART = 1e-9  # relative; a score that is farther from a mean is none
+MOST_APART = 1e-9  # relative; a score farther from a mean is not that mean
 UNLIKE: Mapping[str, str] = {
-    "mode": "computed in another mode; --mixed compares them all the same",
-    "requests": "asked with other prompts or settings",
-    "score": "scored in another way",
+    "mode": "computed in another mode; --mixed compares them anyway",
+    "requests": "run with different prompts or settings",
+    "score": "scored differently",
 }
 
 
 def add_verdicts(
     rows: Sequence[dict[str, Any]], found: Sequence[Mapping[str, Paired | str]], *, mixed: bool = False
 ) -> None:
-    """Add "verdicts" to rows of `comparison`: for each evaluation but the first how its score stands to the first one's.
+    """Add "verdicts" to rows of `comparison`: how each evaluation's score compares with the first one's.
 
-    `found`: of `pairs.differences`, of each evaluation but the first. Each verdict is a mapping with "verdict" and "words";
-    with "why" where there is none, else with the facts of `Paired`; "adjusted", p after the correction; "detectable"; and of
-    the two-sided 95 % interval "low", "high" and "reach", its wider half.
+    `found`: from `pairs.differences`, for each evaluation but the first. Each verdict is a mapping with "verdict" and
+    "words"; with "why" if there is none, otherwise with the facts of `Paired`; "adjusted", p after the correction;
+    "detectable"; and of the two-sided 95 % interval "low", "high" and "reach", its wider half.
     """
     tasks = {(row["task"], row["metric"]): row for row in rows if not row["leaves"]}
 
@@ -57,7 +57,7 @@ def add_verdicts(
 
 
 def name_of(row: Mapping[str, Any]) -> str:
-    """The name of a row's score."""
+    """Return the name of a row's score."""
     return f"{row['task']}/{row['metric'].removesuffix(',none')}"
 
 
@@ -87,14 +87,14 @@ def _ends(one: Paired) -> dict[str, float]:
 
 
 def _words(verdict: str, detectable: float | None) -> str:
-    """Beside a score: "worse", "no evidence (0.0310 would be seen)"."""
+    """Return the text beside a score: "worse", "no evidence (0.0310 would be seen)"."""
     if verdict != "no evidence":
         return verdict
     return f"no evidence ({detectable:.4f} would be seen)" if detectable else "no document differs"
 
 
 def _unlike(row: Mapping[str, Any], i: int, *, mixed: bool) -> str:
-    """Why a score is not comparable with the first one, whatever its documents say; "" where it is."""
+    """Return why a score is not comparable with the first one, whatever its documents; "" if it is."""
     if None in (row["values"][0], row["values"][i]):
         return "not asked at both" if any(row["not_asked"]) else "one has no score"
     unlike = row["differs"][i]
@@ -104,7 +104,7 @@ def _unlike(row: Mapping[str, Any], i: int, *, mixed: bool) -> str:
 def _of_group(
     row: Mapping[str, Any], i: int, tasks: Mapping[tuple[str, str], Mapping[str, Any]]
 ) -> Paired | str:
-    """Compare a group by its tasks, weighed as its score weighs them. `tasks`: rows with verdicts by (task, metric)."""
+    """Compare a group by its tasks, weighted as in its score. `tasks`: rows with verdicts by (task, metric)."""
     members = [
         tasks.get((leaf, row["metric"])) or _first_score(leaf, tasks.values()) for leaf in row["leaves"]
     ]
@@ -121,19 +121,19 @@ def _of_group(
         sums = [sum(w * m["values"][k] for w, m in zip(weights, members, strict=True) if m) for k in (0, i)]
         if near(sums[0], row["values"][0]) and near(sums[1], row["values"][i]):
             return pooled(parts, weights)
-    return "its score is no mean of its tasks"
+    return "its score is not a mean over its tasks"
 
 
 def _first_score(task: str, rows: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """A task's first score of which higher is better."""
+    """Return a task's first score for which higher is better."""
     return next((row for row in rows if row["task"] == task and row["higher_is_better"]), None)
 
 
 def overall(scores: Iterable[tuple[str, bool, Sequence[float | None], Paired | None]]) -> dict[str, Any]:
-    """Compare two evaluations by the mean of their tasks, each by its first score of which higher is better, from 0 to 1.
+    """Compare two evaluations by the mean of their tasks, each by its first score from 0 to 1 for which higher is better.
 
-    `scores`: (leaf task, is higher better?, its values, its difference) in order, without dense signals. The record has
-    the fields of a verdict, and `of`: the tasks that have such a score, of which `tasks` can be compared.
+    `scores`: (leaf task, whether higher is better, its values, its difference) in order, without dense signals. The record
+    has the fields of a verdict, and `of`: the tasks with such a score, of which `tasks` can be compared.
     """
     first: dict[str, Paired | None] = {}
     for task, higher, values, one in scores:
@@ -157,7 +157,7 @@ def overall(scores: Iterable[tuple[str, bool, Sequence[float | None], Paired | N
 
 
 def overall_of(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """`overall` of each evaluation but the first against the first one. `rows`: with verdicts."""
+    """Return `overall` of each evaluation but the first against the first one. `rows`: with verdicts."""
     scores = [row for row in rows if not row["leaves"] and not row["metric"].endswith(f",{DENSE}")]
     return [
         overall(
@@ -174,23 +174,23 @@ def overall_of(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def near(mean: float, score: float) -> bool:
-    """Return whether a score is this mean, but for rounding."""
+    """Return whether a score equals this mean, except for rounding."""
     return abs(mean - score) <= MOST_APART * max(1.0, abs(score))
 
 
 Sampling = Callable[[str, str], Mapping[str, float]]
-"""(evaluation before, evaluation) -> score name -> variance of the mean paired difference; 0: it is not known."""
+"""(earlier evaluation, evaluation) -> score name -> variance of the mean paired difference; 0: unknown."""
 
 
 def judged(curves: Sequence[Curve], horizon: int, sampling: Sampling) -> list[Curve]:
-    """Curves whose points say since when a score is worse, in a training of `horizon` checkpoints.
+    """Return curves whose points tell since when a score is worse, in a training of `horizon` checkpoints.
 
-    A series begins anew where a point is not comparable with the one before, or is no number. All scores that its first two
+    A series starts over if a point is not comparable with the previous one, or is not a number. All scores that its first two
     checkpoints have share ALPHA; so do their dense signals.
     """
     import numpy as np  # noqa: PLC0415
 
-    # (checkpoints, level) -> number of a curve, its first point, variances: what is computed together
+    # (checkpoints, level) -> number of a curve, its first point, variances: computed together
     alike: dict[tuple[int, float], list[tuple[int, int, list[float]]]] = defaultdict(list)
     for c, curve in enumerate(curves):
         breaks = [i for i, p in enumerate(curve.points) if p.differs or not isfinite(p.value)]

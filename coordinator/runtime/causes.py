@@ -1,7 +1,7 @@
-"""Why jobs of an evaluation failed, by the outcomes and logs that they left, and Slurm's word. Called from: `runner`, `summary`,
-`supervise`, `evalspan diagnose`.
+"""Diagnoses of an evaluation's failed jobs, from their outcomes, their logs and Slurm's end state. Called from: `runner`,
+`summary`, `supervise`, `evalspan diagnose`.
 
-Rule: of a log the last MOST_BYTES are read, and nothing where storage is away.
+Rule: only the last MOST_BYTES of a log are read, and nothing while storage is unavailable.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from evaljobs.contract import folded
 from evaljobs.contract.outcomes import OUTCOME, Failed
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
-MOST_BYTES = 1 << 17  # the coordinator reads it between two turns, for each trial that died
-FAILED = "FAILED"  # Slurm's word where nothing more is known
+MOST_BYTES = 1 << 17  # the coordinator reads this much between two turns, for each trial that died
+FAILED = "FAILED"  # Slurm's state where nothing more is known
 
 
 def accept_rules(work: WorkPaths) -> None:
-    """From here on the rules that a person put into the work folder count, too. OperatorError where they are damaged."""
+    """Load the rules that a person put into the work folder. Raise OperatorError if they are invalid."""
     try:
         rules.accept(work.rules.read_text("utf-8") if work.rules.exists() else "")
     except (OSError, ValueError) as error:
@@ -33,7 +33,7 @@ def accept_rules(work: WorkPaths) -> None:
 
 
 def read_logs(paths: Iterable[Path]) -> dict[str, Iterator[bytes]]:
-    """Logs by name, chunk by chunk. OperatorError, from the chunks, where one cannot be read."""
+    """Return logs by name, in chunks. Iterating raises OperatorError if one cannot be read."""
     return {str(path): _read(path) for path in paths}
 
 
@@ -47,7 +47,7 @@ def _read(path: Path) -> Iterator[bytes]:
 
 
 def failures(paths: EvaluationPaths) -> dict[str, Failed]:
-    """Job or trial -> the outcome of its failure; retried ones included."""
+    """Return job or trial -> the outcome of its failure, retried ones included."""
     found = {}
     for file in folded.files_in(paths.outcomes, "*.failed.json"):
         with suppress(OSError, ValidationError):
@@ -58,7 +58,7 @@ def failures(paths: EvaluationPaths) -> dict[str, Failed]:
 
 
 def of_outcome(outcome: Failed) -> Diagnosis:
-    """By its traceback; by its error where that says nothing."""
+    """Diagnose by the traceback, or by the error if the traceback is unknown."""
     found = diagnose({"": [(outcome.detail or outcome.error).encode()]}, state=FAILED).diagnosis
     if found.reason is None:
         found = diagnose({"": [outcome.error.encode()]}, state=FAILED).diagnosis
@@ -69,7 +69,7 @@ def of_outcome(outcome: Failed) -> Diagnosis:
 
 
 def of_log(log: Path, word: str) -> Diagnosis:
-    """Of a job or trial that left no outcome. `word`: the cluster's for its end, which stands above what the log says."""
+    """Diagnose a job or trial without an outcome. `word`: the cluster's end state, which takes precedence over the log."""
     said = of_state(word or FAILED)
     if said.reason is not None:
         return said
@@ -81,6 +81,6 @@ def of_log(log: Path, word: str) -> Diagnosis:
 
 
 def of_trial(paths: EvaluationPaths, trial: str, word: str) -> Diagnosis:
-    """As `of_log`, by the trial's name."""
+    """Diagnose a trial by name, like `of_log`."""
     logs = [paths.log(trial), paths.log(trial.removesuffix(".0"))]
     return of_log(next(filter(folded.exists, logs), logs[0]), word)

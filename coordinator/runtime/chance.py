@@ -1,6 +1,6 @@
-"""Whether all tasks of an evaluation score as guessing would, though an earlier checkpoint of its training did not.
+"""Whether all tasks of an evaluation score at chance, although an earlier checkpoint of its training did not.
 
-Rule: a chance score is no proof of health: weights may be broken in a way that no check sees. Called by `finalize`.
+Rule: a score above chance does not prove health: weights may be broken in a way that no check sees. Called by `finalize`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from coordinator.report.scores import scores_of
 from coordinator.runtime.summary import read_file
 from evaljobs.contract.paths import EvaluationPaths
 
-ERRORS = 2.0  # standard errors above chance, up to which a score counts as one by chance
+ERRORS = 2.0  # standard errors above chance within which a score counts as chance
 
 
 def at_chance(results: Mapping[str, Any], signals: Mapping[str, Mapping[str, float]]) -> bool:
-    """Is the main score of every task that has a chance level within ERRORS standard errors of it? False without any.
+    """Return whether every task with a chance level scores within ERRORS standard errors of it; False without such tasks.
 
-    `results`: merged ones of lm-eval; `signals`: leaf task -> its signals, "chance" among them.
+    `results`: merged results of lm-eval; `signals`: leaf task -> its signals, including "chance".
     """
     found: dict[str, bool] = {}
     for score in scores_of(
@@ -33,7 +33,7 @@ def at_chance(results: Mapping[str, Any], signals: Mapping[str, Mapping[str, flo
 
 
 def fell_to_chance(record: EvaluationRecord, paths: EvaluationPaths) -> str:
-    """A sentence on the last earlier checkpoint of the same training and suite that scored above chance; "" where none did."""
+    """Return a warning that names the last earlier checkpoint of this training and suite above chance; "" if there is none."""
     place, step = PurePath(record.checkpoint.announced).parent, record.checkpoint.step
     others = (read_file(str(folder)) for folder in paths.root.parent.iterdir() if folder != paths.root)
     above = [

@@ -1,7 +1,7 @@
-"""Calls of a cluster beside the loop, so that a controller that answers late holds up nothing else.
+"""Calls to a cluster beside the loop, so that a slow controller holds up nothing else.
 
-Rule: a turn of the loop waits `patience` seconds in all for the ends of calls and takes later answers in later turns. While
-one call is late, it waits for none. Called by `coordinator.runtime.loop`, `effects`, `service` and `wiring`.
+Rule: a turn of the loop waits at most `patience` seconds in total for calls, and takes later answers in later turns. While
+one call is late, no other is waited for. Called by `coordinator.runtime.loop`, `effects`, `service` and `wiring`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 from coordinator.base import clock
 
 T = TypeVar("T")
-SAID_SECONDS = 2.0  # age of an unanswered call from which on it is named to people
+SAID_SECONDS = 2.0  # age from which an unanswered call is reported to users
 
 
 class Call(Future[T]):
-    """One call. `asked_at`: unix seconds of its begin; its answer may be as old as that."""
+    """One call. `asked_at`: unix seconds of its start; its answer may be as old as that."""
 
     def __init__(self, what: str) -> None:
         super().__init__()
@@ -38,26 +38,26 @@ class Call(Future[T]):
 
 
 class ClusterCalls:
-    """The calls under way. `patience`: most seconds of a turn to wait; None: each call is made in the caller's thread."""
+    """Calls in progress. `patience`: maximum seconds of a turn to wait; None: each call runs in the caller's thread."""
 
     def __init__(self, patience: float | None = None) -> None:
         self._patience = patience
         self._left = patience or 0.0  # seconds that this turn may still wait
-        self._asked: dict[str, Call[Any]] = {}  # by what was asked
+        self._asked: dict[str, Call[Any]] = {}  # by question
         self._under_way: list[Call[Any]] = []
         self._made: Counter[str] = Counter()
 
     def take_counts(self) -> Mapping[str, int]:
-        """What was asked how often since this was called last."""
+        """Return how often each question was asked since the last call."""
         made, self._made = self._made, Counter()
         return made
 
     def new_turn(self) -> None:
-        """A turn of the loop begins: it may wait anew."""
+        """Begin a turn of the loop, with its full patience."""
         self._left = self._patience or 0.0
 
     def begin(self, what: str, effect: Callable[[], T]) -> Call[T]:
-        """Begin a call of its own. OSError where no thread can be started."""
+        """Begin a separate call. Raise OSError if no thread can be started."""
         call = Call[T](what)
         self._made[what] += 1
         if self._patience is None:
@@ -71,7 +71,7 @@ class ClusterCalls:
         return call
 
     def wait(self, calls: Collection[Call[Any]]) -> None:
-        """Return once all of these have ended, one is late, or this turn has waited for long enough."""
+        """Wait until all of these have ended, one is late, or this turn's patience is used up."""
         self._under_way = [call for call in self._under_way if not call.done()]
         if self._patience is None:
             return
@@ -82,7 +82,7 @@ class ClusterCalls:
         self._left -= time.monotonic() - began
 
     def ask(self, what: str, effect: Callable[[], T]) -> Call[T] | None:
-        """The ended call; None while it is under way. The same question is asked once at a time."""
+        """Return the finished call, or None while it runs. A question is never asked twice at a time."""
         call = self._asked.get(what)
         if call is None:
             call = self._asked[what] = self.begin(what, effect)
@@ -93,11 +93,11 @@ class ClusterCalls:
         return call
 
     def asking(self, what: str) -> bool:
-        """Was this asked, and its answer not taken yet?"""
+        """Return whether this was asked and its answer not taken yet."""
         return what in self._asked
 
     def late(self) -> tuple[str, float] | None:
-        """The call that is under way for longest, and its seconds; None where each is younger than SAID_SECONDS."""
+        """Return the oldest call and its age in seconds; None if all are younger than SAID_SECONDS."""
         open_ones = [call for call in self._under_way if not call.done()]
         oldest = min(open_ones, key=lambda call: call.since, default=None)
         seconds = 0.0 if oldest is None else time.monotonic() - oldest.since

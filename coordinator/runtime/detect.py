@@ -1,8 +1,8 @@
-"""Events from a listing of jobs or a snapshot of a queue. Pure.
+"""Events derived from a listing of jobs or a snapshot of a queue. Pure.
 
-Rule: a failed look is no news. A job is lost once two successful listings and a grace time lack it; an unknown job
-state means that the job still exists (law 8). A job is identified by its name, which is unique per attempt. Its id only
-cancels it, since a restarted controller may give an id out twice.
+Rule: a failed look means nothing. A job is lost once it is missing from two successful listings and for a grace time; one in
+an unknown state still exists (law 8). A job is identified by its name, unique per attempt. Its id is only used to cancel it,
+since a restarted controller may reuse ids.
 """
 
 from __future__ import annotations
@@ -32,42 +32,43 @@ from coordinator.evaluation.state import JobInfo, MetricState, Phase, State, Tri
 from evaljobs.contract.outcomes import Failed
 
 FORGOTTEN = Tries(limit=11, first=5.0, longest=600.0)
-"""Times that RQ may have lost a metric job: more than an hour, until it counts as failed."""
-ALONE = 30  # times `Grace.limited` that a limit keeps all jobs of an evaluation out before it asks for less
+"""Losses of a metric job by RQ, over more than an hour, until it counts as failed."""
+ALONE = 30  # times `Grace.limited` that a limit keeps out all jobs of an evaluation before it requests less
 
 
 @dataclass(slots=True, kw_only=True)
 class Grace:
-    """Seconds for which a job or its progress must be missing before that is an event."""
+    """Seconds for which a job or its progress must be missing before that becomes an event."""
 
-    lost: float = 30.0  # a submitted job that listings lack
-    uncertain: float = 10.0  # a submission that may have happened
+    lost: float = 30.0  # a submitted job missing from listings
+    uncertain: float = 10.0  # a submission that may have succeeded
     hung: float = 900.0  # a running trial without progress
     limited: float = 20.0  # jobs that a limit keeps out, while only idle jobs of the evaluation run
-    overdue: float = 60.0  # a job that was cancelled or released
-    outcome: float = 0.0  # an ended job whose outcome may come: on NFS, after the listing shows its end
+    overdue: float = 60.0  # a cancelled or released job
+    # an ended job whose outcome may still appear: on NFS, after the listing shows its end
+    outcome: float = 0.0
 
 
 @dataclass(slots=True)
 class Sightings:
-    """What the looks so far have shown, kept in memory only: a restart begins to count anew."""
+    """Observations so far. Kept in memory only: after a restart, counting starts over."""
 
     missing_since: dict[tuple[str, int], float] = field(default_factory=dict)
     missing_count: dict[tuple[str, int], int] = field(default_factory=dict)
     ended_since: dict[tuple[str, int], float] = field(default_factory=dict)
-    reasons: dict[tuple[str, int], str] = field(default_factory=dict)  # that a pending member waits for
+    reasons: dict[tuple[str, int], str] = field(default_factory=dict)  # pending reason of a member
     limited_since: float | None = None  # unix seconds
     moved: dict[str, tuple[float, float]] = field(default_factory=dict)  # trial -> (its progress, since when)
-    reported: dict[str, float] = field(default_factory=dict)  # hung trial -> when it was last an event
-    cancelled: dict[str, float] = field(default_factory=dict)  # overdue job -> when its id was last named
-    gone: set[str] = field(default_factory=set)  # metric jobs that RQ did not have at the last look
+    reported: dict[str, float] = field(default_factory=dict)  # hung trial -> time of the last event about it
+    cancelled: dict[str, float] = field(default_factory=dict)  # overdue job -> time of the last cancellation
+    gone: set[str] = field(default_factory=set)  # metric jobs missing from RQ at the last look
     forgotten: dict[str, Tries] = field(default_factory=dict)  # metric job -> times that RQ lost it
 
 
 def job_events(
     state: State, listing: Iterable[JobState], seen: Sightings, grace: Grace, now: float
 ) -> tuple[list[AnyEvent], list[str]]:
-    """Events of one successful listing, and the ids of twin jobs (a name submitted twice) that should be cancelled."""
+    """Return the events of one successful listing, and the ids of duplicate jobs (one name submitted twice) to cancel."""
     by_name: dict[str, list[JobState]] = {}
     for job in listing:
         by_name.setdefault(job.name, []).append(job)
@@ -91,7 +92,7 @@ def _one_job(
             and now - max(info.changed_at, _first_missing(seen, (name, -1), now)) > grace.uncertain
         ):
             seen.missing_since.pop((name, -1), None)
-            return [JobNotSubmitted(at=now, job=name, error="it is in no listing")]
+            return [JobNotSubmitted(at=now, job=name, error="no listing shows it")]
         return []
     events: list[AnyEvent] = []
     job_id = info.job_id
@@ -149,7 +150,7 @@ def _one_member(
 
 
 def started_trials(state: State, known: Iterable[str], seen: Sightings, now: float) -> list[AnyEvent]:
-    """Members that no listing has shown as running, though the work queue knows their trials (`known`)."""
+    """Return JobStarted for members that no listing has shown as running, though the work queue knows their trials (`known`)."""
     there = [state.trials.live[name] for name in known if name in state.trials.live]
     return [
         JobStarted(at=now, job=t.job, index=t.member, waited_for=seen.reasons.pop((t.job, t.member), ""))
@@ -172,11 +173,11 @@ def with_causes(
     cause: Callable[[Job, int, str], Diagnosis],
     enough: Callable[[], bool] = lambda: False,
 ) -> list[AnyEvent]:
-    """`events`, where the end of a job says why it died; of a trial's also the shard that it ran, of another's the node that
-    could not launch it.
+    """Return `events` with causes: why a job died; for a trial also its shard, for others the node that could not launch
+    them.
 
-    `claims`: shard -> trial; `began`: has this member a log? `cause`: by its log and the cluster's word. `enough`: after the
-    first log, the ends of others are left to the next listing, which tells them again.
+    `claims`: shard -> trial; `began`: whether the member has a log; `cause`: from its log and end state. `enough`: after the
+    first log, leave further ends to the next listing, which reports them again.
     """
     places = {(row.name, row.index): row.node for row in listing}
     in_hand = {trial: shard for shard, trial in claims.items()}
@@ -192,7 +193,7 @@ def with_causes(
             shard = in_hand.get(info.trials[event.index]) if info.job.purpose == "trial" else None
             node = places.get((event.job, event.index))
             wanted = info.job.node is None and info.released_at is None and event.state != "COMPLETED"
-            failed = info.job.purpose == "metric" and event.state == "FAILED"  # it does not reach Redis there
+            failed = info.job.purpose == "metric" and event.state == "FAILED"  # no Redis there
             unlaunched = node if node and wanted and (failed or not began(info.job, event.index)) else ""
             why = cause(info.job, event.index, event.state) if died else None
             more = {"shard": shard, "unlaunched": unlaunched, "cause": why}
@@ -203,7 +204,7 @@ def with_causes(
 
 
 def _died(state: State, info: JobInfo, event: JobEnded) -> bool:
-    """Did it end without an outcome, and neither by the coordinator's doing nor as it should?"""
+    """Return whether a job ended without an outcome, neither ended by the coordinator nor as planned."""
     if event.state in ("COMPLETED", COORDINATOR_ENDED) or info.released_at is not None:
         return False
     if info.job.purpose != "trial":
@@ -221,10 +222,10 @@ def limit_events(
     *,
     others: bool = False,
 ) -> list[AnyEvent]:
-    """At most one event: work waits for a limit, and of this evaluation only idle jobs run, or for long none.
+    """Return at most one event: work waits for a limit while this evaluation only runs idle jobs, or none for a long time.
 
-    `limited`: `job_limits.kept_out`. `others`: do jobs of other evaluations of this daemon run that end by themselves? It
-    waits for those, and gives up only nodes beside its first.
+    `limited`: `job_limits.kept_out`. `others`: other evaluations of this daemon run jobs that will end. The evaluation waits
+    for those, and only gives up nodes beyond its first.
     """
     why, runs = job_limits.waits_for(state, limited), job_limits.running(state)
     waits_in_vain = len(state.held_nodes) > 1 if others else True
@@ -239,9 +240,9 @@ def limit_events(
 
 
 def overdue_jobs(state: State, seen: Sightings, grace: Grace, now: float) -> list[str]:
-    """Ids of jobs that should have ended and still exist: released precursors, and all jobs after the results.
+    """Return the ids of jobs that should have ended but exist: released precursors, and all jobs after the results.
 
-    Named again every `grace.overdue` seconds for as long as they last.
+    Each is repeated every `grace.overdue` seconds while it exists.
     """
     ids = []
     for name, info in sorted(state.jobs.live.items()):
@@ -250,7 +251,7 @@ def overdue_jobs(state: State, seen: Sightings, grace: Grace, now: float) -> lis
             since = max(info.changed_at, seen.missing_since.setdefault((name, -2), now))
         if since is None or not info.job_id:
             continue
-        # again and again: a cancellation may fail like anything else
+        # repeated, since any cancellation may fail
         if now - max(since, seen.cancelled.get(name, since)) > grace.overdue:
             seen.cancelled[name] = now
             ids.append(info.job_id)
@@ -264,10 +265,10 @@ def hung_trials(
     grace: Grace,
     now: float,
 ) -> list[AnyEvent]:
-    """Running trials without progress, again after `grace.overdue` while they last.
+    """Return events for running trials without progress, repeated after `grace.overdue`.
 
-    `progress`: trial -> (time stamp of its last progress, its shard); None: Redis is away, which says nothing of any trial.
-    What counts is for how long a stamp has not changed, by the coordinator's clock.
+    `progress`: trial -> (time stamp of its last progress, its shard); None: Redis is unreachable, which says nothing about
+    trials. Measured is how long a stamp has not changed, by the coordinator's clock.
     """
     if progress is None:
         seen.moved.clear()
@@ -284,13 +285,13 @@ def hung_trials(
         silent = now - since
         if silent > grace.hung:
             seen.reported[trial] = now
-            # a second event cancels the trial again; it names no shard, since the shard ended one trial, not two
+            # a repeated event cancels the trial again; it names no shard, since the shard ended one trial, not two
             events.append(TrialHung(at=now, trial=trial, shard=None if again else shard, seconds=silent))
     return events
 
 
 def waits_over(state: State, now: float) -> list[AnyEvent]:
-    """At most one event: back-offs and pauses that are over. The rules act on it, so the next look finds nothing."""
+    """Return at most one event, for back-offs and pauses that are over. The rules act on it, so the next look finds none."""
     over = tuple(
         n.name
         for n in state.nodes.by_name.values()
@@ -300,7 +301,7 @@ def waits_over(state: State, now: float) -> list[AnyEvent]:
 
 
 def stray_shards(state: State, unclaimed: Iterable[str], claims: Mapping[str, str]) -> tuple[str, ...]:
-    """Shards to do that are neither queued nor claimed by a living trial. `claims`: shard -> trial."""
+    """Return shards to do that are neither queued nor claimed by a living trial. `claims`: shard -> trial."""
     queued = set(unclaimed)
     return tuple(
         name
@@ -313,7 +314,7 @@ def stray_shards(state: State, unclaimed: Iterable[str], claims: Mapping[str, st
 
 
 def dumped_shards(state: State, unclaimed: Iterable[str]) -> tuple[str, ...]:
-    """Queued shards that need no run: their records are on disk, or the plan has them no more, or never had them."""
+    """Return queued shards that must not run: their records are on disk, or they are not in the plan."""
     known = state.shards.by_name
     return tuple(name for name in unclaimed if name not in known or known[name].frame is not None)
 
@@ -321,11 +322,11 @@ def dumped_shards(state: State, unclaimed: Iterable[str]) -> tuple[str, ...]:
 def metric_events(
     state: State, gone: Mapping[str, str], seen: Sightings, now: float
 ) -> tuple[list[AnyEvent], list[MetricState]]:
-    """What became of metric jobs without an outcome that RQ has neither queued nor running, now and at the look before, some
-    time after they were enqueued (at first five seconds, doubled with each loss): those that count as failed, and those that
-    are to be given to RQ again.
+    """Return events for metric jobs that failed, and the jobs to give to RQ again. Both concern jobs without an outcome that
+    RQ neither queues nor runs, at this look and the last, some time after they were enqueued (at first five seconds, doubled
+    with each loss).
 
-    `gone`: name -> why RQ gave it up, "" where it lost it, with or without its worker.
+    `gone`: name -> why RQ gave it up, "" if it lost the job, with or without its worker.
     """
     twice = [name for name in sorted(gone) if name in seen.gone and name in state.scoring.outstanding]
     seen.gone = set(gone)
@@ -349,31 +350,31 @@ def metric_events(
 
 SIGMAS = 3.0
 LEAST_SIGMA = 0.1  # spread of log seconds of one set's shards on one GPU (priors.estimate.SIGMA_RUN)
-LEAST_SHARDS = 2  # fewest shards to judge a trial by: one may be odd
-LEAST_SECONDS = 10.0  # least seconds of shards to judge a trial by: less is noise
+LEAST_SHARDS = 2  # shards needed to judge a trial: a single one may be an outlier
+LEAST_SECONDS = 10.0  # seconds of shards needed to judge a trial: less is noise
 LEAST_OTHERS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """One trial's shards: seconds that they took, seconds predicted, their number."""
+    """Pace of one trial: seconds its shards took, seconds predicted, number of shards."""
 
     took: float = 0.0
     predicted: float = 0.0
     shards: int = 0
 
     def and_done(self, took: float, predicted: float) -> Pace:
-        """The pace with one more shard."""
+        """Return the pace with one more shard."""
         return Pace(took=self.took + took, predicted=self.predicted + predicted, shards=self.shards + 1)
 
     def and_in_hand(self, elapsed: float, predicted: float, done: int, batches: int) -> Pace:
-        """The pace with the running shard, if late: `elapsed` seconds for `done` batches and a part."""
+        """Return the pace with the running shard, if late: `elapsed` seconds for `done` batches and a part."""
         due = predicted * min(1.0, (done + 1) / batches) if batches else predicted
         return self.and_done(elapsed, due) if elapsed > due else self
 
     @property
     def tells(self) -> bool:
-        """Is there enough to judge by?"""
+        """Whether there is enough to judge by."""
         return self.shards >= LEAST_SHARDS and self.took >= LEAST_SECONDS and self.predicted > 0
 
     @property
@@ -382,11 +383,11 @@ class Pace:
 
 
 def stragglers(paces: Mapping[str, Pace], sigma: float) -> dict[str, float]:
-    """Straggler -> its time / the others' time: trials slower than the prior by three sigma while the others are not.
+    """Return straggler -> slowdown: trials three sigma slower than the prior while the others are not.
 
-    `sigma`: the prior's, of log seconds. A deviation common to all trials is the prior's error, so a trial is measured against
-    the median of the others, in units of the prior's spread or of theirs, whichever is wider. A second trial copies the shard
-    that holds up the end (`evaljobs.queue.lua`, `copy`).
+    `sigma`: the prior's, of log seconds. A deviation common to all trials is the prior's error, so a trial is compared with
+    the median of the others, in units of the prior's spread or theirs, whichever is wider. A second trial copies the shard
+    that delays the end (`evaljobs.queue.lua`, `copy`).
     """
     logs = {trial: pace.log for trial, pace in paces.items() if pace.tells}
     found = {}
@@ -395,7 +396,7 @@ def stragglers(paces: Mapping[str, Pace], sigma: float) -> dict[str, float]:
         if len(others) < LEAST_OTHERS:
             continue
         middle = median(others)
-        # sigma from the median deviation: another straggler among the others hardly widens it
+        # sigma from the median deviation: another straggler hardly widens it
         theirs = 1.4826 * median(abs(other - middle) for other in others)
         if own - middle > SIGMAS * max(sigma, theirs, LEAST_SIGMA):
             found[trial] = exp(own - middle)

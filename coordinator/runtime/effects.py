@@ -1,7 +1,7 @@
-"""Effects of actions on cluster, queues and files, and the events that come of them.
+"""Effects of actions on the cluster, queues and files, and the resulting events.
 
-Rule: every effect may be repeated without harm. An effect that failed while Redis or the controller was away is no
-error: a later audit or listing shows what is missing, and the state machine asks again. Called by
+Rule: every effect may be repeated safely. An effect that fails while Redis or the controller is unreachable is not an error:
+a later audit or listing shows what is missing, and the state machine requests it again. Called by
 `coordinator.runtime.runner`.
 """
 
@@ -89,30 +89,30 @@ class Performer:
         self.site = site
         self.cluster = cluster
         self.calls = calls or ClusterCalls()
-        self.at_once = at_once  # submissions side by side
+        self.at_once = at_once  # concurrent submissions
         self.lm_eval_version = lm_eval_version
         self.observations = observations
-        self.fence: Callable[[], None] = lambda: None  # of journals; set by who holds the work folder
+        self.fence: Callable[[], None] = lambda: None  # of journals; set by the holder of the work folder
         self._queues: dict[str, WorkQueue] = {}
         self._redis = Link(site.paths.redis_address)
-        self._submissions: dict[str, dict[str, Call[str]]] = {}  # evaluation id -> name of a job -> its call
-        self._cancels: list[tuple[Sequence[str], Call[None]]] = []  # ids of jobs, and the call that ends them
-        self._uncancelled: set[str] = set()  # job ids whose cancellation failed; it is asked for only once
+        self._submissions: dict[str, dict[str, Call[str]]] = {}  # evaluation id -> job name -> its call
+        self._cancels: list[tuple[Sequence[str], Call[None]]] = []  # job ids, and the call that cancels them
+        self._uncancelled: set[str] = set()  # job ids whose cancellation failed; it is requested only once
 
     def queue(self, evaluation_id: str) -> WorkQueue:
-        """The evaluation's work queue, which remembers its last snapshot."""
+        """Return the evaluation's work queue, which caches its last snapshot."""
         return self._queues.setdefault(evaluation_id, WorkQueue(self._redis, evaluation_id))
 
     def metric_queue(self, evaluation_id: str) -> MetricQueue:
         return MetricQueue(self._redis, evaluation_id)
 
     def forget(self, evaluation_id: str) -> None:
-        """Keep nothing of an ended evaluation."""
+        """Drop everything about an ended evaluation."""
         self._queues.pop(evaluation_id, None)
         self._submissions.pop(evaluation_id, None)
 
     def perform(self, state: State, action: Action) -> list[AnyEvent]:  # noqa: C901 (a case an action)
-        """Do it; the events that say what came of it. The runner collects SubmitJob and CancelJob itself."""
+        """Perform an action and return the resulting events. The runner collects SubmitJob and CancelJob itself."""
         paths = self.site.of(state)
         match action:
             case FindRequestSets():
@@ -142,7 +142,7 @@ class Performer:
         return []
 
     def snapshot(self, state: State) -> QueueSnapshot | None:
-        """The work queue now; None where the evaluation has none, or Redis is away."""
+        """Return the work queue now; None if the evaluation has none, or Redis is unreachable."""
         if not state.shards.leaves or state.winding_down:
             return None
         with suppress(QueueUnavailable):
@@ -168,7 +168,7 @@ class Performer:
         return RequestSetsFound(at=clock.now(), sets=sets, folders=folders, batch_size=batch_size)
 
     def lost_sets(self, state: State) -> list[AnyEvent]:
-        """News of request sets that were removed while an entry still reads them: those that are there."""
+        """Return events for request sets that were removed while an entry needs them."""
         held = [entry for entry in state.entries if entry.status in builds.HAVE_SETS]
         kept = {
             entry.index: dict(entry.sets)
@@ -197,16 +197,16 @@ class Performer:
 
     @property
     def room(self) -> int:
-        """Submissions that may begin now."""
+        """Return how many submissions may begin now."""
         calls = [call for mine in self._submissions.values() for call in mine.values()]
         return self.at_once - sum(not call.done() for call in calls)
 
     def submitting(self, state: State) -> bool:
-        """Has the cluster still to answer a submission of this evaluation?"""
+        """Return whether a submission of this evaluation is unanswered."""
         return bool(self._submissions.get(state.evaluation_id))
 
     def submit(self, state: State, actions: Sequence[SubmitJob]) -> list[AnyEvent]:
-        """Begin these submissions; what came of all that have ended. A later call brings those that are late."""
+        """Begin these submissions and return events of all that have ended. Late ones are returned by a later call."""
         events: list[AnyEvent] = []
         mine = self._submissions.setdefault(state.evaluation_id, {})
         for action in actions:
@@ -223,7 +223,7 @@ class Performer:
         name = action.job.name
         info = state.jobs.by_name[name]
         if info.phase != "intended" or name in mine:
-            return []  # it had happened after all, and was found while this waited its turn
+            return []  # an earlier submission had succeeded, and was found while this one waited
         if info.released_at is not None:
             return [JobNotSubmitted(at=clock.now(), job=name, error="nothing needs it any more")]
         for spec_name, spec in specs_of(state, self.site, info).items():
@@ -236,7 +236,7 @@ class Performer:
         return []
 
     def cancel(self, job_ids: Sequence[str]) -> None:
-        """Cancel these jobs or members ("id_index") with one command: a cluster under load takes its time for each."""
+        """Cancel these jobs or members ("id_index") with one command, since a busy cluster takes time for each command."""
         if job_ids:
             call = self.calls.begin("a cancellation", partial(self.cluster.cancel, tuple(job_ids)))
             self._cancels.append((job_ids, call))
@@ -254,9 +254,9 @@ class Performer:
                 self._uncancelled.update(job_ids)
 
     def cancel_again(self, listing: Iterable[JobState]) -> None:
-        """Repeat cancellations that failed, of jobs that still live.
+        """Repeat failed cancellations of jobs that still exist.
 
-        An id that `listing` does not show is dropped: a controller that starts anew gives ids out again.
+        An id that `listing` does not show is dropped: a restarted controller reuses job ids.
         """
         self._note_failed_cancels()
         living = {job.job_id.partition("_")[0] for job in listing if job.phase != "ended"}
@@ -265,14 +265,14 @@ class Performer:
         self.cancel(again)
 
     def remove_queues(self, evaluation_id: str, level: int = logging.WARNING) -> None:
-        """Take an evaluation's keys out of Redis. `level`: of the log line where it is away."""
+        """Delete an evaluation's keys from Redis. `level`: of the log line if Redis is unreachable."""
         try:
             self.queue(evaluation_id).remove()
             self.metric_queue(evaluation_id).remove()
         except QueueUnavailable as error:
             log.log(level, "queues of %s: %s", evaluation_id, error)
 
-    # --- queues: an audit finds what Redis lost, and asks for it again ----------------------------------------------
+    # --- queues: an audit finds what Redis lost, and requests it again -------------------------------------------------
 
     def _change_queue(
         self, state: State, action: FillQueue | QueueShards | WithdrawShards | ReleaseClaims
@@ -303,10 +303,10 @@ class Performer:
     # --- the end ---------------------------------------------------------------------------------------------------
 
     def _write_results(self, state: State, failed: Mapping[int, str]) -> None:
-        with suppress(OSError):  # predictions alone need them
+        with suppress(OSError):  # only predictions need them
             gpu_names.keep(self.site.paths.gpu_names, state)
         write_results(state, self.site.of(state), failed, self.observations)
-        with suppress(OSError):  # answers are then not found for a copy of the checkpoint
+        with suppress(OSError):  # a copy of the checkpoint then does not find these answers
             reuse.keep_samples(state, self.site.paths)
 
 
@@ -326,7 +326,7 @@ def _queued(shard: tuple[str, float, float]) -> QueuedShard:
 
 
 def _submitted(name: str, call: Call[str]) -> AnyEvent:
-    """What came of a submission that has ended."""
+    """Return the event of a finished submission."""
     try:
         return JobSubmitted(at=clock.now(), job=name, job_id=call.result())
     except RefusedError as error:
@@ -339,8 +339,8 @@ def _submitted(name: str, call: Call[str]) -> AnyEvent:
 
 
 def _level(state: State) -> int:
-    """Level of a log line on Redis that is away: a cancelled evaluation loses nothing by it.
+    """Return the level of a log line about an unreachable Redis: a cancelled evaluation loses nothing by it.
 
-    `scancel` of a job that runs a coordinator ends its Redis with it.
+    `scancel` of a job that runs a coordinator ends its Redis as well.
     """
     return logging.DEBUG if state.ending.cancelled else logging.WARNING

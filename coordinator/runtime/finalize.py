@@ -1,7 +1,7 @@
 """Files written when an evaluation ends: results.json, report.json, and new observations for the priors.
 
-Rule: `results.json` has lm-eval's own shape and is written last; a failed entry is named in it and has no score. An
-error in the report or the priors is a warning, so that scores are written in any case.
+Rule: `results.json` has lm-eval's own shape and is written last; it names failed entries, which have no score. An error in
+the report or the priors is only a warning, so that scores are always written.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 
 def shard_spans(state: State, paths: EvaluationPaths) -> list[ShardSpan]:
-    """A span for every shard whose record counts, read from the heads of the response files."""
+    """Return a span for every shard whose record counts, from the headers of the response files."""
     frames = (s.frame for s in state.shards.by_name.values() if s.frame is not None)
     counted = {(f.file, f.offset) for f in frames if not f.file.endswith(REUSED)}
     spans = []
@@ -72,7 +72,7 @@ def shard_spans(state: State, paths: EvaluationPaths) -> list[ShardSpan]:
 
 
 def report_of(state: State, paths: EvaluationPaths, events: Iterable[AnyEvent] | None = None) -> Report:
-    """The report of an evaluation as its folder shows it now."""
+    """Return the report of an evaluation from its folder as it is now."""
     spans = shard_spans(state, paths)
     made = make_report(
         state,
@@ -90,7 +90,7 @@ def report_of(state: State, paths: EvaluationPaths, events: Iterable[AnyEvent] |
 
 
 def _indexes(state: State, spans: Iterable[ShardSpan]) -> dict[tuple[str, str], BatchIndex]:
-    """The batches of these shards by leaf task and cut, as far as they can be read."""
+    """Return the batches of these shards by leaf task and cut, as far as they can be read."""
     indexes = {}
     for task, cut in {(shard.task, shard.cut) for shard in (ShardId.parse(s.shard) for s in spans)}:
         folder = state.shards.leaves[task].planned.folder
@@ -100,14 +100,14 @@ def _indexes(state: State, spans: Iterable[ShardSpan]) -> dict[tuple[str, str], 
 
 
 def merged_results(state: State, scores: Mapping[int, Any], unread: Mapping[str, str]) -> dict[str, Any]:
-    """lm-eval's results of all scored entries as one; beside them the failed ones, and the items without a score, by name
-    with their reasons. `scores`, `unread`: of `scores_in`.
+    """Merge lm-eval's results of all scored entries, and list the failed entries and unscored items with their reasons.
+    `scores`, `unread`: from `scores_in`.
     """
     failed = {e.name: e.error for e in state.entries if e.status == "failed"} | dict(unread)
     results = merge_results(list(scores.values()))
     add_suite_groups(results, [(task.name, task.group) for task in state.record.suite.tasks], scores)
     if "config" in results:
-        # tasks were scored by a model without batches; lm-eval's key names those of inference
+        # tasks are scored by a model without batches; lm-eval's key gives the batch size of inference
         results["config"] |= {"batch_size": state.batch_size}
     if failed:
         results["failed"] = failed
@@ -118,7 +118,7 @@ def merged_results(state: State, scores: Mapping[int, Any], unread: Mapping[str,
 
 
 def scores_in(state: State) -> tuple[dict[int, Any], dict[str, str]]:
-    """Score files of the scored entries, by index; names of those whose file cannot be read, with the reason."""
+    """Return the scores of scored entries by index, and the names of entries whose file cannot be read, with the reason."""
     scores: dict[int, Any] = {}
     unread: dict[str, str] = {}
     for entry in (e for e in state.entries if e.status == "scored"):
@@ -130,7 +130,7 @@ def scores_in(state: State) -> tuple[dict[int, Any], dict[str, str]]:
 
 
 def learnt(state: State, report: Report) -> list[Observation]:
-    """What this evaluation shows of each leaf task that was run whole: GPU and metric seconds against its tokens."""
+    """Return observations of each leaf task that ran completely: GPU and metric seconds against its tokens."""
     seconds: dict[str, float] = defaultdict(float)
     for span in report.shards:
         seconds[ShardId.parse(span.shard).task] += span.seconds
@@ -167,7 +167,7 @@ def learnt(state: State, report: Report) -> list[Observation]:
 
 
 def _metric_seconds(state: State, report: Report) -> dict[str, tuple[float, int]]:
-    """Seconds of each leaf task's metric, 0 without a score, and how many tasks share its job: in parts by their documents."""
+    """Return metric seconds per leaf task (0 without a score), and how many tasks share its job, divided by documents."""
     jobs: dict[str, dict[str, int]] = defaultdict(dict)
     for name, leaf in state.shards.leaves.items():
         entry = state.entries[leaf.planned.entry]
@@ -182,7 +182,7 @@ def _metric_seconds(state: State, report: Report) -> dict[str, tuple[float, int]
 
 
 def try_report(state: State, paths: EvaluationPaths) -> Report | None:
-    """The report, written; None, with a warning, where it cannot be made. OSError where the disk refuses it."""
+    """Write and return the report; None, with a warning, if it cannot be made. Raise OSError if the disk refuses it."""
     with isolated(partial(_no_report, state, paths)):
         report = report_of(state, paths)
         write_atomic(paths.report, report.model_dump_json(indent=1).encode())
@@ -193,12 +193,12 @@ def try_report(state: State, paths: EvaluationPaths) -> Report | None:
 def _no_report(state: State, paths: EvaluationPaths, error: Exception) -> None:
     if isinstance(error, OSError):
         raise error
-    paths.report.unlink(missing_ok=True)  # one of before a retry tells of other scores
+    paths.report.unlink(missing_ok=True)  # a report from before a retry shows other scores
     _warn(state, f"there is no new report: {type(error).__name__}: {error}", error)
 
 
 def teach(state: State, report: Report, observations: Path) -> None:
-    """Add observations to the priors; an error is a warning."""
+    """Add observations to the priors; an error is only a warning."""
     with isolated(lambda error: _warn(state, f"the priors learn nothing of it: {error}", error)):
         make_folder(observations.parent)
         append_observations(observations, learnt(state, report))
@@ -209,7 +209,7 @@ def _warn(state: State, what: str, error: Exception) -> None:
 
 
 def keys_of(state: State, scores: Mapping[int, Any]) -> dict[str, dict[str, str]]:
-    """Leaf task, as `merged_results` names it -> its request digest and score key, of those whose request sets are there."""
+    """Return leaf task, named as in `merged_results` -> its request digest and score key, if its request sets exist."""
     keys: dict[str, dict[str, str]] = {}
     alias = dict(zip(scores, merged_names(list(scores.values())), strict=True))
     for entry in sorted(state.entries, key=lambda e: e.index not in scores):
@@ -222,7 +222,7 @@ def keys_of(state: State, scores: Mapping[int, Any]) -> dict[str, dict[str, str]
 
 
 def _signals(scores: Sequence[Any]) -> dict[str, dict[str, float]]:
-    """Leaf task, as `merged_results` names it -> its dense signals."""
+    """Return leaf task, named as in `merged_results` -> its dense signals."""
     return {
         alias[task]: found
         for score, alias in zip(scores, merged_names(scores), strict=True)
@@ -231,10 +231,10 @@ def _signals(scores: Sequence[Any]) -> dict[str, dict[str, float]]:
 
 
 def shown_of(state: State, scores: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
-    """What the builds and the scoring of this evaluation used: "build" and "score" -> rows of `shown_inputs`.
+    """Return what the builds and the scoring of this evaluation used: "build" and "score" -> rows of `shown_inputs`.
 
-    A failed task whose request sets were dropped, since they turned out wrong, has a row that nothing equals; one whose
-    build failed has what that build read.
+    A failed task whose request sets were dropped as wrong gets a row that nothing equals; one whose build failed gets what
+    that build read.
     """
     built, dropped = {}, {}
     for place in {place for entry in state.entries for place in entry.sets.values()}:
@@ -254,7 +254,7 @@ def shown_of(state: State, scores: Iterable[Mapping[str, Any]]) -> dict[str, dic
 def write_results(
     state: State, paths: EvaluationPaths, failed: Mapping[int, str], observations: Path
 ) -> None:
-    """Report first, results last: results.json present means that the evaluation is over."""
+    """Write the report first and the results last: an existing results.json means that the evaluation is over."""
     scores, unread = scores_in(state)
     results, signals = merged_results(state, scores, unread), _signals([*scores.values()])
     by_chance = not failed and at_chance(results, signals)
@@ -264,7 +264,7 @@ def write_results(
     report = try_report(state, paths)
     if report is not None:
         teach(state, report, observations)
-    before: dict[str, Any] = {}  # a retry finds no request sets of what was pruned
+    before: dict[str, Any] = {}  # a retry finds no request sets of pruned tasks
     with suppress(OSError, ValueError):
         before = json.loads(paths.results.read_bytes())["evalspan"]["keys"]
     made = report or without_measurements(state, "")
@@ -301,23 +301,23 @@ SCORE_COLUMNS = (
 )  # fmt: skip
 
 
-MOST_SCORES = 4  # in the repr of results
+MOST_SCORES = 4  # shown in the repr of results
 
 
 class Results(Evaluation):
-    """An evaluation's scores and costs, as far as it is.
+    """Scores and costs of an evaluation so far.
 
-    `scores` has a row for each task, metric and filter that has a value; `rows()` gives them flat.
+    `scores` has a row for each task, metric and filter with a value; `rows()` returns them flat.
     """
 
-    folder: Path  # holds results.json, samples, logs and the journal
-    note: str = ""  # of `evaluate`: why nothing was run
+    folder: Path  # contains results.json, samples, logs and the journal
+    note: str = ""  # set by `evaluate`: why nothing was run
     changed: str = (
-        ""  # of `evaluate`: what has changed since the last evaluation of this checkpoint and suite
+        ""  # set by `evaluate`: what has changed since the last evaluation of this checkpoint and suite
     )
     report: Report = Field(exclude=True, repr=False)  # where the time went
     raw: dict[str, Any] = Field(exclude=True, repr=False)  # results.json, in lm-eval's shape
-    gpu_hour_price: float | None = Field(default=None, exclude=True, repr=False)  # of the settings in force
+    gpu_hour_price: float | None = Field(default=None, exclude=True, repr=False)  # from the current settings
 
     def __repr__(self) -> str:
         scores = first_of([f"{score.name} {score.value:.4f}" for score in self.scores], MOST_SCORES)
@@ -327,18 +327,19 @@ class Results(Evaluation):
 
     @property
     def complete(self) -> bool:
-        """Has every task its score, and every item counted?"""
+        """Whether every task has its score and every item counts."""
         return self.status == "done" and not self.raw.get("unscored")
 
     def rows(self) -> list[dict[str, Any]]:
-        """A flat row for each score, as `series` gives them."""
+        """Return a flat row per score, like `series`."""
         return rows_of(self)
 
 
 def results_of(state: State, paths: EvaluationPaths, events: Sequence[AnyEvent] | None = None) -> Results:
-    """`events`: of the journal, where they were read. Of one that has ended, from its files as far as they can be read.
+    """Return the results of an evaluation. `events`: of the journal, if already read. An ended one is read from its files as
+    far as possible.
 
-    Where no report can be made, a warning in it says why, and the costs are None.
+    If no report can be made, a warning says why, and the costs are None.
     """
     over = state.ended_at is not None
     if over and (found := results_in_files(paths)) is not None:
@@ -352,7 +353,7 @@ def results_of(state: State, paths: EvaluationPaths, events: Sequence[AnyEvent] 
     said = ""
     if not over and (halt := halt_of(read_summary(paths), paths)):
         report, said = report.model_copy(update={"status": halt.word}), halt.text
-    # results.json of an evaluation that is retried is that of its last end
+    # while an evaluation is retried, results.json is that of its last end
     raw = read_json(paths.results) if over else {}
     if over and not raw and paths.results.exists():
         said = f"{paths.results} cannot be read; these scores are those of its tasks' own files"
@@ -361,7 +362,7 @@ def results_of(state: State, paths: EvaluationPaths, events: Sequence[AnyEvent] 
 
 
 def results_in_files(paths: EvaluationPaths) -> Results | None:
-    """Results of an evaluation that has ended, from report.json and results.json alone; None where one cannot be read."""
+    """Return results of an ended evaluation from report.json and results.json alone; None if one cannot be read."""
     try:
         report = Report.model_validate_json(paths.report.read_bytes())
         return _results(report, json.loads(paths.results.read_bytes()), paths)
@@ -376,7 +377,7 @@ def _results(report: Report, raw: dict[str, Any], paths: EvaluationPaths) -> Res
 
 
 def rows_of(made: Evaluation) -> list[dict[str, Any]]:
-    """A flat row for each score; one row without a score where there is none."""
+    """Return a flat row per score, or one row without a score if there is none."""
     head, tail = (
         {name: getattr(made, name) for name in names}
         for names in (

@@ -1,7 +1,7 @@
-"""Names of nodes' GPUs where Slurm's Gres has no type: jobs on the nodes report them, the work folder keeps them.
+"""GPU names of nodes whose Gres in Slurm has no type: jobs on the nodes report them, the work folder keeps them.
 
-Rule: a name is only for predictions. Requests for GPUs and [nodes] gpu_types go by Gres alone. Called by the loop for
-each listing of nodes, and at an evaluation's end.
+Rule: a name is only used for predictions. GPU requests and [nodes] gpu_types go by Gres alone. Called by the loop for each
+listing of nodes, and at an evaluation's end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class GpuNames(Kept):
 
 
 def read(path: Path) -> Mapping[str, str]:
-    """Node -> name of its GPUs; none where the file is missing or of another version. OSError."""
+    """Read node -> GPU name; empty if the file is missing or of another version. Raise OSError if storage fails."""
     try:
         return read_record(path, GpuNames).names
     except (FileNotFoundError, ValidationError):
@@ -34,7 +34,7 @@ def read(path: Path) -> Mapping[str, str]:
 
 
 def keep(path: Path, state: State) -> None:
-    """Add the names that an evaluation's jobs reported. OSError where the disk refuses."""
+    """Add the names reported by an evaluation's jobs. Raise OSError if the disk refuses."""
     known = read(path)
     found = {n.name: n.gpu_name for n in state.nodes.by_name.values() if n.gpu_name}
     if not found.items() <= known.items():
@@ -42,5 +42,5 @@ def keep(path: Path, state: State) -> None:
 
 
 def with_types(nodes: Iterable[NodeState], names: Mapping[str, str]) -> list[NodeState]:
-    """The nodes, where those whose Gres has no type have the name of their GPUs as type."""
+    """Return the nodes, with the GPU name as type if Gres has no type."""
     return [replace(n, gpu_type=n.gpu_type or names.get(n.name, "")) if n.gpus else n for n in nodes]

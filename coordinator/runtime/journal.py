@@ -1,10 +1,10 @@
 """The journal of an evaluation: append-only, fsynced, one writer, replayed on start.
 
-Rule: an event is on disk before its actions begin. A torn last line (a crash during a write) is cut off before the next
-line is written. Any other line that cannot be read is a JournalError, since without it the state would be wrong. A journal
-of an earlier format (`JOURNAL_FORMAT`) is read through `UPCASTS`; one that they do not reach is an OtherFormatError: it
-stays as it is, and its evaluation is not gone on with. Who goes on with a journal gives it a new file of the present format
-first (`renew`), and acts on what it wrote if the work folder is its own still.
+Rule: an event is on disk before its actions begin. A torn last line (a crash during a write) is truncated before the next
+write. Any other unreadable line is a JournalError, since without it the state would be wrong. A journal of an
+earlier format (`JOURNAL_FORMAT`) is read through `UPCASTS`; one out of their reach is an OtherFormatError: it is left
+unchanged, and its evaluation is not resumed. A coordinator that resumes a journal copies it to a new file of the present
+format first (`renew`), and acts on what it wrote only if the work folder is still its own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class JournalError(OperatorError):
-    """A journal with a line that this version cannot read: it stays as it is until a person acts."""
+    """A journal with a line that this version cannot read: left unchanged until a person acts."""
 
 
 class OtherFormatError(JournalError):
@@ -44,28 +44,28 @@ class OtherFormatError(JournalError):
 
 
 class UnreadableEventError(ValueError):
-    """An event that a journal could not give back."""
+    """An event that could not be read back from a journal."""
 
 
 class CopiedJournalError(JournalError):
-    """A journal of another folder: two copies of one evaluation would do everything twice."""
+    """A journal copied from another folder: two copies of one evaluation would do everything twice."""
 
 
 class Journal:
-    """Events of one evaluation in `journal.jsonl`, one JSON object a line. Open, it keeps `alone` from the evaluation."""
+    """Events of one evaluation in `journal.jsonl`, one JSON object per line. While open it holds the lock of `alone`."""
 
     def __init__(self, path: Path, fence: Callable[[], None] = lambda: None) -> None:
-        """`fence` raises once another coordinator has taken over (`WorkLock.check`)."""
+        """Take a `fence` that raises once another coordinator has taken over (`WorkLock.check`)."""
         self.path = path
         self._fence = fence
-        self.last_at = 0.0  # the latest time of an event that `replay` has read, in unix seconds
-        # looked at before the first write: a journal of another format stays as it is
+        self.last_at = 0.0  # latest time of an event read by `replay`, in unix seconds
+        # checked before the first write: a journal of another format stays unchanged
         self._may_be_torn = True
         self._fd = _opened(path)
 
     def renew(self) -> None:
-        """Go on in a new file: what an earlier coordinator may still write to the old one is no part of the journal. A
-        journal of an earlier format is brought to the present one, whole lines of it. OSError.
+        """Continue in a new file, so that late writes of an earlier coordinator to the old one are not part of the journal. The
+        complete lines of a journal of an earlier format are converted to the present one. Raise OSError if that fails.
         """
         check_format(self.path)
         number = _format_of(self.path)
@@ -79,14 +79,14 @@ class Journal:
 
     @staticmethod
     def begun(path: Path) -> bool:
-        """Is there a whole line in it? A torn first one is nothing to go on with."""
+        """Return whether the journal has a complete line. A torn first line is nothing to resume."""
         with suppress(FileNotFoundError), path.open("rb") as file:
             return file.readline().endswith(b"\n")
         return False
 
     def append(self, events: Iterable[AnyEvent]) -> None:
-        """Write all of `events` and fsync once, then sign. On OSError (a full disk) nothing of them stays; on
-        UnreadableEventError nothing is written; on TakenOverError nothing of them may be acted upon.
+        """Write all `events` and fsync once, then sign. On OSError (a full disk) none of them remains; on
+        UnreadableEventError nothing is written; on TakenOverError none of them may be acted upon.
         """
         events = list(events)
         data = b"".join(map(line_of, events))
@@ -106,19 +106,17 @@ class Journal:
             os.ftruncate(self._fd, end)
             error.filename = str(self.path)
             raise
-        self._fence()  # it may have stood still for long between the first look and the write
-        self.sign(max(event.at for event in events))  # a write left the time of the file server's clock
+        self._fence()  # this process may have been suspended between the first look and the write
+        self.sign(max(event.at for event in events))  # a write sets the mtime by the file server's clock
 
     def replay(self) -> Iterator[AnyEvent]:
-        """All events so far. JournalError names the line that cannot be read."""
+        """Yield all events so far. Raise JournalError, which names the line, if one cannot be read."""
         for event in read_events(self.path):
             self.last_at = max(self.last_at, event.at)
             yield event
 
     def sign(self, at: float) -> None:
-        """Leave a sign that a coordinator runs the evaluation at `at` (unix seconds, its own clock): the file's mtime. A
-        disk that refuses it is passed over.
-        """
+        """Record that a coordinator runs the evaluation at `at` (unix seconds) as the file's mtime. Disk errors are ignored."""
         with suppress(OSError):
             os.utime(self._fd, (at, at))
 
@@ -151,11 +149,11 @@ def _opened(path: Path) -> int:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Around work on the files of an ended evaluation, whose journal is `path`: no coordinator takes it up meanwhile.
+    """Lock an ended evaluation with the journal `path`, so that no coordinator resumes it while its files are changed.
 
-    BlockingIOError where one has it, or another process works on its files; OSError.
+    Raise BlockingIOError if a coordinator has it or another process works on its files; OSError.
     """
-    fd = os.open(path, os.O_RDWR)  # NFS locks for one process alone only what is open for writing
+    fd = os.open(path, os.O_RDWR)  # NFS only grants an exclusive lock on a file open for writing
     try:
         if not (take_lock(fd, wait=0.0) and os.path.samestat(os.fstat(fd), path.stat())):
             raise BlockingIOError(errno.EAGAIN, "a coordinator goes on with it", str(path))
@@ -165,7 +163,7 @@ def alone(path: Path) -> Iterator[None]:
 
 
 def line_of(event: AnyEvent) -> bytes:
-    """An event as a line of the journal. UnreadableEventError where that line could not be read back."""
+    """Return an event as a line of the journal. Raise UnreadableEventError if that line could not be read back."""
     try:
         line = EVENT.dump_json(event)
         EVENT.validate_json(line)
@@ -176,7 +174,7 @@ def line_of(event: AnyEvent) -> bytes:
 
 
 def read_events(path: Path) -> Iterator[AnyEvent]:
-    """All whole events of a journal, also of one that another process is writing. JournalError names a bad line."""
+    """Yield all complete events of a journal, also while another process is writing it. Raise JournalError for a bad line."""
     check_format(path)
     written_in = _format_of(path)
     for number, line in enumerate(_whole_lines(path), start=1):
@@ -195,7 +193,7 @@ def _event(line: bytes, where: str, written_in: int) -> AnyEvent:
         what = error.errors()[0]["msg"] if isinstance(error, ValidationError) else repr(error)
         what = what.partition(" does not match")[0][:200]
         raise JournalError(
-            f"{where} is no event of this version ({what}); move the folder away to start afresh"
+            f"{where} is not an event of this version ({what}); move the folder away to start over"
         ) from error
 
 
@@ -210,7 +208,7 @@ def _upcast(line: bytes, written_in: int) -> bytes:
 
 
 def has_other_format(path: Path) -> bool:
-    """Was the journal written in a format that cannot be read? False where it has no first event."""
+    """Return whether the journal's format cannot be read; False if it has no first event."""
     number = _format_of(path)
     return number > JOURNAL_FORMAT or any(n not in UPCASTS for n in range(number, JOURNAL_FORMAT))
 
@@ -220,7 +218,7 @@ def _format_of(path: Path) -> int:
 
 
 def _first(path: Path) -> dict[str, Any]:
-    """The first event of a journal of any format; one of the present format where it has none."""
+    """Return the first event of a journal of any format; an empty one of this format if it has none."""
     with suppress(OSError, ValueError), path.open("rb") as file:
         event = json.loads(file.readline())
         if isinstance(event, dict) and event.get("kind") == "accepted":
@@ -229,7 +227,7 @@ def _first(path: Path) -> dict[str, Any]:
 
 
 def check_format(path: Path) -> None:
-    """Raise OtherFormatError, which says what to type, where the journal has another format."""
+    """Raise OtherFormatError, with the commands to type, if the journal has another format."""
     if not has_other_format(path):
         return
     first, name = _first(path), path.parent.name
@@ -245,7 +243,7 @@ def check_format(path: Path) -> None:
 
 
 def replayed(events: Iterable[AnyEvent]) -> State | None:
-    """The state that all events of a journal lead to; None where the first is not `Accepted`."""
+    """Return the state that a journal's events lead to; None if the first is not `Accepted`."""
     left = iter(events)
     first = next(left, None)
     if not isinstance(first, Accepted):
@@ -256,18 +254,18 @@ def replayed(events: Iterable[AnyEvent]) -> State | None:
 
 
 def replay_on(state: State, events: Iterable[AnyEvent]) -> None:
-    """Take in further events of a journal. An illegal one is passed over, as the coordinator that wrote it did."""
+    """Apply further events of a journal. Illegal ones are skipped, as by the coordinator that wrote them."""
     with _collector_paused():
         for event in events:
             try:
                 machine.apply(state, event)
             except IllegalEventError as error:
-                log.warning("%s: passed over an illegal %s: %s", state.evaluation_id, event.kind, error)
+                log.warning("%s: skipped an illegal %s: %s", state.evaluation_id, event.kind, error)
 
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """A replay makes a million objects that stay: passes over them would take a third of its time and free nothing."""
+    """Pause garbage collection: a replay creates a million lasting objects, and scanning them would take a third of its time."""
     enabled = gc.isenabled()
     gc.disable()
     try:

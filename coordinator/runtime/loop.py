@@ -37,9 +37,9 @@ from coordinator.runtime.work_lock import InUseError
 from evaljobs.contract.storage import make_file, make_folder
 
 JOBS, NODES = "the listing of jobs", "the listing of nodes"
-"""The loop's two questions to the cluster, as people read them."""
+"""Descriptions of the loop's two questions to the cluster, for users."""
 NOT_CHECKED = 1 << 10
-"""Failures that a node which is to be checked counts as: checked ones are offered first."""
+"""Failures that an unchecked node counts as: checked nodes are offered first."""
 log = logging.getLogger(__name__)
 
 
@@ -47,7 +47,7 @@ class Keeper(Protocol):
     """Keeps Redis running: the embedded server, or a check of the site's server."""
 
     def ensure(self) -> object:
-        """Redis answers, or is being started; the address file is up to date."""
+        """Make sure Redis answers or is being started, and the address file is up to date."""
         ...
 
     def stop(self) -> None: ...
@@ -74,16 +74,16 @@ class Coordinator:
         self.evaluations = Evaluations(performer, grace)
         self.offers = NodeOffers(self.evaluations, cluster, limits, pace)
         self.lock = self.evaluations.lock
-        self.turn_seconds = 0.0  # of the last turn
+        self.turn_seconds = 0.0  # duration of the last turn
         self._throttle = Throttle()
-        self._ending = False  # at the last turn: are the last jobs of all evaluations to end?
+        self._ending = False  # in the last turn, all evaluations were ending
 
     @contextmanager
     def in_charge(
         self, command: str = "evalspan", patient: Callable[[str], bool] = lambda _holder: False
     ) -> Iterator[None]:
-        """Hold the work folder's lock for `command` and keep Redis up. InUseError where another coordinator holds it and
-        `patient(holder)`, asked each second, is False (by default: at once).
+        """Hold the work folder's lock for `command` and keep Redis running. Raise InUseError if another coordinator holds the
+        lock and `patient(holder)`, asked each second, is False (by default at once).
         """
         while True:
             try:
@@ -100,11 +100,11 @@ class Coordinator:
             try:
                 self.keeper.ensure()
             except (RetryError, OSError) as error:  # the loop tries again
-                if not shortage(error):  # what follows meets a full disk, too, and says so
+                if not shortage(error):  # later writes meet a full disk as well, and report it
                     self._redis_away(error)
             yield
         finally:
-            with suppress(TakenOverError):  # else they are another one's
+            with suppress(TakenOverError):  # otherwise they belong to another coordinator
                 self.lock.check()
                 self.evaluations.write_summaries()
             self.keeper.stop()
@@ -113,7 +113,7 @@ class Coordinator:
     # --- one tick --------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Do once everything that is due. RetryError where the work folder was removed; TakenOverError."""
+        """Do everything that is due, once. Raise RetryError if the work folder was removed, TakenOverError if taken over."""
         if self.lock.removed:
             self._leave_removed()
         now = clock.now()
@@ -142,16 +142,16 @@ class Coordinator:
                 self.evaluations.clear_converted(running.state.converted_digest)
 
     def _leave_removed(self) -> NoReturn:
-        """Cancel all jobs, which can leave nothing any more; RetryError."""
+        """Cancel all jobs, since they can no longer save anything, and raise RetryError."""
         live = [state.jobs.by_name[name] for state in self.evaluations.states() for name in state.jobs.live]
         self.performer.cancel([info.job_id for info in live if info.job_id])
         work = self.performer.site.work_dir
         raise RetryError(
-            f"the work folder {work} was removed: its jobs are cancelled; the same command begins anew"
+            f"the work folder {work} was removed: its jobs are cancelled; run the same command to start over"
         )
 
     def _submit(self) -> None:
-        """Submit the jobs that evaluations asked for, in the order in which evaluations are served."""
+        """Submit requested jobs in the order in which evaluations are served."""
         deadline = time.monotonic() + self.pace.share
         for state in demand.in_turn(self.evaluations.states()):
             self.evaluations.guarded(state.evaluation_id, lambda r: r.submit(deadline))
@@ -161,8 +161,8 @@ class Coordinator:
         try:
             make_folder(path.parent)
             os.close(make_file(path))
-            os.utime(path, (clock.now(), clock.now()))  # of our clock, as the signs in journals
-        except OSError as error:  # a full disk: a precursor waits for several touches
+            os.utime(path, (clock.now(), clock.now()))  # by our clock, like the signs in journals
+        except OSError as error:  # a full disk: precursors tolerate several missed touches
             self.evaluations.show_trouble(f"the lease: {error}", error)
 
     def _keep_redis(self) -> None:
@@ -174,14 +174,14 @@ class Coordinator:
         self.evaluations.show_trouble(text if text.startswith("Redis") else f"Redis: {text}", error)
 
     def _listing(self, now: float) -> list[JobState] | None:
-        # while all evaluations end, a command waits for the last jobs; of many evaluations one always ends
+        # while all evaluations end, a command waits for the last jobs; with many evaluations one is always ending
         ending = all(r.state.winding_down for r in self.evaluations.running.values())
         every = min(self.pace.jobs, self.pace.last_jobs) if ending else self.pace.jobs
         left = any(parked.ending for parked in self.evaluations.parked.values())
         idle = not (self.evaluations.running or left)
         if idle or (
             ending and not self._ending
-        ):  # jobs just submitted or released: a look would show nothing
+        ):  # jobs were just submitted or released: a look would show nothing new
             self._throttle.due("jobs", 0.0, now)
         self._ending = ending
         if idle:
@@ -213,7 +213,7 @@ class Coordinator:
             )
 
     def _name_unknown(self, listing: Iterable[JobState]) -> None:
-        """Log each state that is in no table, once: its jobs count as still there."""
+        """Log each unknown job state once; its jobs count as still existing."""
         for job in listing:
             if job.phase == "unknown":
                 warn_once(
@@ -224,10 +224,10 @@ class Coordinator:
     # --- commands --------------------------------------------------------------------------------------------------
 
     def obey(self, files: Iterable[InboxFile], only: str | None = None) -> None:
-        """Obey the commands among the files of a look at the inbox, each at least once, then remove its file. One that cannot
-        be obeyed now stays; one that never can be is refused, with the reason in the log.
+        """Obey the commands among these inbox files, each at least once, then remove the file. A command that cannot be
+        obeyed now stays; one that never can is refused, with the reason in the log.
 
-        `only`: those to this evaluation, and to nodes; the others stay for the daemon.
+        `only`: commands for this evaluation and for nodes; others stay for the daemon.
         """
         for file in files:
             notice = file.notice
@@ -240,7 +240,7 @@ class Coordinator:
                 try:
                     self._obey(notice)
                 except (OSError, RetryError) as error:
-                    # EAGAIN: the evaluation is parked, and the log says so already
+                    # EAGAIN: the evaluation is parked, which has been logged
                     if not (isinstance(error, OSError) and error.errno == errno.EAGAIN):
                         _warn(f"the command in {file.path} cannot be obeyed yet: {error}")
                     continue
@@ -261,7 +261,7 @@ class Coordinator:
             self.evaluations.prioritize(name, notice.priority)
         elif notice.command == "release":
             self.offers.cordon(notice.nodes, clock.now() + notice.seconds)
-        elif notice.record is not None:  # `rescore`, which is refused without one
+        elif notice.record is not None:  # a `rescore`, refused if it has no record
             self.evaluations.accept_or_wait(notice.record)
 
     # --- run ---------------------------------------------------------------------------------------------------------
@@ -277,17 +277,17 @@ class Coordinator:
             time.sleep(max(0.0, self.pace.tick - (time.monotonic() - started)))
 
     def run_one(self, record: EvaluationRecord, watch: Callable[[], bool]) -> State:
-        """Tick until this one evaluation has ended; no local job is left then. The caller holds the work folder (`in_charge`).
+        """Tick until this evaluation has ended and no local job is left. The caller holds the work folder (`in_charge`).
 
-        `watch` is called after each tick; its first True cancels the evaluation. OperatorError if the evaluation is given
-        up, RetryError if it cannot be cancelled.
+        `watch` is called after each tick; its first True cancels the evaluation. Raise OperatorError if the evaluation is
+        given up, RetryError if it cannot be cancelled.
         """
         name, inbox, cancelled = record.evaluation_id, Inbox(self.performer.site.paths), False
         evaluations = self.evaluations
 
         def tick() -> None:
             nonlocal cancelled
-            self.obey(inbox.look(), name)  # another evaluation's jobs would end with this run
+            self.obey(inbox.look(), name)  # jobs of other evaluations would end with this run
             if watch() and not cancelled:
                 self.interrupt(name)
                 cancelled = True
@@ -311,7 +311,7 @@ class Coordinator:
                 self.cluster.close()
 
     def interrupt(self, evaluation_id: str) -> None:
-        """Cancel an evaluation on Ctrl-C. RetryError if the journal cannot take it: the call ends, and no job runs unseen."""
+        """Cancel an evaluation on Ctrl-C. Raise RetryError if the journal cannot take it, so that no job runs unseen."""
         try:
             self.evaluations.cancel(evaluation_id, "interrupted")
         except (OSError, KeyError) as error:
@@ -322,7 +322,7 @@ class Coordinator:
             ) from error
 
     def until_ended(self, evaluation_id: str, on_tick: Callable[[], object]) -> State:
-        """Tick until this evaluation has ended. OperatorError where it is given up."""
+        """Tick until this evaluation has ended. Raise OperatorError if it is given up."""
 
         def over() -> bool:
             if why := self.evaluations.lost(evaluation_id):
@@ -338,7 +338,7 @@ def _passed_over(file: InboxFile, error: Exception) -> None:
     why = one_line(error)
     if not isinstance(error, (KeyError, OperatorError)):
         log.warning("%s", file.path, exc_info=error)
-    _warn(f"the command in {file.path} is passed over: {why}")
+    _warn(f"the command in {file.path} is skipped: {why}")
     with isolated(lambda full: _warn(f"{file.path} cannot be moved: {full}")):
         refuse(file, why, clock.now())
 

@@ -1,4 +1,4 @@
-"""Which nodes each evaluation is offered, loses, or stages ahead on. Called between two turns by `loop`.
+"""Offers, withdrawals and prefetches of nodes for each evaluation. Called between two turns by `loop`.
 
 Rule: `coordinator.allocation` decides; this asks the cluster for its nodes and passes the decisions on as events.
 """
@@ -24,22 +24,23 @@ from coordinator.runtime.registry import Evaluations
 from coordinator.runtime.runner import Running
 
 NODES = "the listing of nodes"
-"""The question to the cluster, as people read it."""
+"""Description of the question to the cluster, for users."""
 NOT_CHECKED = 1 << 10
 """Failures that an unchecked node counts as: checked ones are offered first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """Seconds between two looks, each of which is two RPCs of a Slurm controller."""
+    """Seconds between two looks, each of which costs a Slurm controller two RPCs."""
 
     tick: float = 0.2
     jobs: float = 10.0
-    last_jobs: float = 4.0  # where all evaluations end: most jobs have ended so long after the results
+    last_jobs: float = 4.0  # while all evaluations end: most jobs end this long after the results
     nodes: float = 10.0
     redis: float = 2.0
     lease: float = 30.0
-    share: float = 0.25  # most seconds of a tick for offers, and for submissions; one of each is always made
+    # largest part of a tick for offers, and for submissions; at least one of each is made
+    share: float = 0.25
 
 
 class NodeOffers:
@@ -48,32 +49,33 @@ class NodeOffers:
     def __init__(self, evaluations: Evaluations, cluster: Cluster, limits: Limits, pace: Pace) -> None:
         self.limits = limits
         self.pace = pace
-        self.nodes: list[NodeState] = []  # of the last listing
+        self.nodes: list[NodeState] = []  # from the last listing
         self.checks_nodes = False  # set by the daemon's `NodeChecker`, which empties `to_check`
-        self.to_check: frozenset[str] = frozenset()  # nodes that would be offered, had they been checked
+        self.to_check: frozenset[str] = frozenset()  # nodes that would be offered if they had been checked
         self._evaluations = evaluations
         self._cluster = cluster
         self._paths = evaluations.performer.site.paths
         self._throttle = Throttle()
-        # nodes with a fault that one evaluation found, which no evaluation is offered: until unix seconds
+        # nodes at fault that no evaluation is offered -> until unix seconds
         self._at_fault: dict[str, float] = {}
         self._offers: deque[tuple[str, tuple[Offer, ...]]] = deque()  # (evaluation id, nodes) to pass on
-        self._demands: Sequence[Demand] | None = None  # what those offers answer; None: all were passed on
-        # of the last listing of jobs: job -> the limit on this user's jobs that it waits for
+        # demands that those offers answer; None: all were passed on
+        self._demands: Sequence[Demand] | None = None
+        # from the last listing of jobs: job -> the limit on this user's jobs that keeps it out
         self._kept_out: Mapping[str, str] = {}
-        self._few = (0, 0.0)  # nodes that such a limit left, until unix seconds
-        self._in_use = 0  # GPUs of all evaluations, in the last turn
+        self._few = (0, 0.0)  # nodes that such a limit allows, until unix seconds
+        self._in_use = 0  # GPUs of all evaluations in the last turn
 
     def cordon(self, nodes: Sequence[str], until: float) -> None:
-        """Cordon these nodes until `until` (unix seconds) and give them back; a time that is over ends their cordon.
-        OSError where the disk refuses `nodes.json`: nothing is given back then.
+        """Cordon these nodes until `until` (unix seconds) and withdraw them; a time in the past lifts the cordon. Raise
+        OSError if the disk refuses `nodes.json`; nothing is withdrawn then.
         """
         now = clock.now()
         cordons.cordon(self._paths.nodes, nodes, until, now)
         self._give_back(now)
 
     def make_way(self, listing: Iterable[JobState], now: float) -> None:
-        """Where a limit keeps jobs out, give up what holds places of it in vain."""
+        """Give up idle jobs that count towards a limit while it keeps other jobs out."""
         self._kept_out = job_limits.kept_out(listing)
         states = self._evaluations.states()
         first = job_limits.first_kept_out(states, self._kept_out)
@@ -84,7 +86,7 @@ class NodeOffers:
             self._evaluations.guarded(evaluation_id, partial(self._reached, others=others, now=now))
 
     def _reached(self, running: Running, *, others: bool, now: float) -> None:
-        """Tell an evaluation that a limit is reached where only idle jobs of it run; take no more nodes for a while then."""
+        """Tell an evaluation that only runs idle jobs that a limit is reached, and take no more nodes for a while."""
         state, seen = running.state, running.seen
         events = limit_events(state, self._kept_out, seen, self._evaluations.grace, now, others=others)
         running.take(events)
@@ -92,13 +94,13 @@ class NodeOffers:
             self._few = (max(1, len(demand.nodes_in_use(self._evaluations.states()))), now + FEWER_SECONDS)
 
     def _fewer(self, now: float) -> Limits:
-        """The settings' limits, and for a while no more nodes than a limit on jobs left."""
+        """Return the settings' limits; for a while, no more nodes than a limit on jobs allowed."""
         most, until = self._few
         nodes = [n for n in (self.limits.max_nodes, most if now < until else None) if n is not None]
         return replace(self.limits, max_nodes=min(nodes, default=None))
 
     def _give_back(self, now: float) -> None:
-        """Withdraw cordoned nodes from evaluations; also from one that was parked when the cordon was set."""
+        """Withdraw cordoned nodes from evaluations, including ones that were parked when the cordon was set."""
         self._offers.clear()
         cordoned = self._cordoned(now)
         open_ones = [state for state in self._evaluations.states() if state.ended_at is None]
@@ -115,7 +117,7 @@ class NodeOffers:
         states = self._evaluations.states()
         in_use = any(state.nodes.by_name for state in states)
         demands = demand.demands(states)
-        # what one evaluation gives back is offered at once, not at the next look
+        # nodes that one evaluation gives back are offered at once, not at the next look
         in_use_before, self._in_use = self._in_use, demand.gpus_in_use(states)
         freed = self._in_use < in_use_before
         every = (0.0 if freed else self.pace.nodes) if demands else 6 * self.pace.nodes
@@ -134,7 +136,7 @@ class NodeOffers:
             return
         self._give_back(now)
         self._withdraw(self._unusable(now), now)
-        states = self._evaluations.states()  # without those that were parked just now
+        states = self._evaluations.states()  # without evaluations parked just now
         self._at_fault |= demand.at_fault(states)
         without = self._cordoned(now) | {node for node, until in self._at_fault.items() if until > now}
         without |= demand.started_since(states, call.asked_at)
@@ -151,7 +153,7 @@ class NodeOffers:
         self._demands = None if first is not None or now < self._few[1] else demands
 
     def pass_on(self, now: float) -> None:
-        """Pass offers on to evaluations. Each may plan then, which takes tenths of a second, so the rest may wait a turn."""
+        """Pass offers on to evaluations. Each may then plan, which takes tenths of a second, so the rest may wait a turn."""
         until = time.monotonic() + self.pace.share
         while self._offers:
             evaluation_id, nodes = self._offers.popleft()
@@ -165,7 +167,7 @@ class NodeOffers:
             self._stage_ahead(demands, now)
 
     def _unusable(self, now: float) -> Iterator[tuple[str, str, str]]:
-        """(evaluation id, node, why) of nodes that are to be withdrawn from an evaluation."""
+        """Yield (evaluation id, node, why) of nodes to withdraw from an evaluation."""
         unusable = {n.name: n.excluded for n in self.nodes if not n.usable}
         for use in demand.uses(self._evaluations.states()):
             if use.status != "back-off" and use.node in unusable:
@@ -192,7 +194,7 @@ class NodeOffers:
         candidates = demand.waiting(self._evaluations.states(), demands)
         held = demand.held(self._evaluations.states())
         share = self._evaluations.performer.site.stage.prefetch
-        certain = [n for n in self.nodes if not n.best_effort]  # not where the prefetch may be preempted
+        certain = [n for n in self.nodes if not n.best_effort]  # a prefetch must not be preempted
         for evaluation_id, names in choose_prefetches(
             certain, candidates, held, self.limits, share=share, cordoned=self._cordoned(now)
         ).items():
@@ -201,11 +203,11 @@ class NodeOffers:
     def _cordoned(self, now: float) -> set[str]:
         try:
             return set(cordons.read(self._paths.nodes, now))
-        except OSError:  # storage that is away: nothing can be journalled, so nothing is taken either
+        except OSError:  # storage is unavailable: nothing can be journalled, so nothing is taken
             return set()
 
     def _failures(self, states: Sequence[State], now: float) -> Mapping[str, int]:
-        """Node -> its recent failures in all evaluations, those that these have just met included."""
+        """Return node -> its recent failures in all evaluations, including current ones."""
         place = self._paths.nodes
         try:
             cordons.remember(place, demand.failed(states), now)
@@ -214,7 +216,7 @@ class NodeOffers:
             return {}
 
     def _unchecked(self, states: Sequence[State], now: float) -> set[str]:
-        """Nodes without a use whose check is due, where the daemon checks nodes."""
+        """Return unused nodes whose check is due, if the daemon checks nodes."""
         if not self.checks_nodes:
             return set()
         try:

@@ -1,4 +1,4 @@
-"""Observers of a run of `coordinator.api.evaluate`: a function of the caller, or the command line's live screen.
+"""Observers of a run of `coordinator.api.evaluate`: a callback, or the command line's live screen.
 
 Rule: importing this loads no Redis client, since `submit` uses it too.
 """
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ALIVE_SECONDS = 30.0  # most seconds between two calls of `progress` of one evaluation
+ALIVE_SECONDS = 30.0  # longest time between two calls of `progress` for one evaluation
 URGENT = 3  # interrupts after which `evaluate` no longer waits for its cancellation
 
 
 class Progress(Record):
-    """How far an evaluation is, for the `progress` of `evaluate`."""
+    """Progress of an evaluation, passed to the `progress` callback of `evaluate`."""
 
-    evaluation_id: str  # names its folder in the work folder
+    evaluation_id: str  # name of its folder in the work folder
     tasks: int  # of the suite that are asked
-    scored: int  # of these, those that have their scores
+    scored: int  # entries with scores
     shards: int  # parts of the tasks; 0 before the plan is made
-    shards_done: int  # of these, those whose responses are on disk
+    shards_done: int  # shards whose responses are on disk
     trouble: str = ""  # what it waits for; "": nothing
 
     def __str__(self) -> str:
@@ -44,34 +44,34 @@ class Progress(Record):
 
 
 class Messages(Protocol):
-    """Takes what is said beside the result of a call. By default nothing is printed."""
+    """Receives messages besides the result of a call. By default nothing is printed."""
 
     def busy(self, what: str) -> AbstractContextManager[object]:
-        """Around a step that takes seconds."""
+        """Return a context for a step that takes seconds."""
         ...
 
     def say(self, text: str) -> None:
-        """A line for people."""
+        """Print a line for the user."""
         ...
 
 
 class RunObserver(Messages, Protocol):
-    """Follows a run of `evaluate`: the command line's live screen is one."""
+    """Follows a run of `evaluate`, like the command line's live screen."""
 
     def run(self, coordinator: Coordinator) -> AbstractContextManager[Callable[[], bool]]:
-        """Around the run. The callable is called between two ticks; its first True cancels the evaluation."""
+        """Return a context for the run. Its callable is called between two ticks; the first True cancels the evaluation."""
         ...
 
 
 class CallbackObserver:
-    """Follows a run for a caller without a screen. An interrupt, or `stop`, cancels the evaluation."""
+    """Observer for callers without a screen. An interrupt, or `stop`, cancels the evaluation."""
 
     def __init__(
         self, progress: bool | Callable[[Progress], object], stop: threading.Event | None = None
     ) -> None:
         self._stop = stop or threading.Event()
         self._tell = _print if progress is True else progress or None
-        self._last: dict[str, tuple[Progress, float]] = {}  # with the time.monotonic of its call
+        self._last: dict[str, tuple[Progress, float]] = {}  # with the time.monotonic of the call
 
     def busy(self, what: str) -> AbstractContextManager[object]:
         if self._tell is _print:

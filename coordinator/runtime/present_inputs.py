@@ -1,8 +1,8 @@
-"""Which evaluation a checkpoint and its settings mean now, given what earlier ones of the same inputs showed.
+"""Which evaluation a checkpoint and its settings mean now, given the inputs that earlier evaluations used.
 
-Rule: what is known before a build names an evaluation. An ended one of that name is today's only where nothing has
-changed that its builds or its scoring used; else its scores are of other inputs, and a new one is named by what has
-changed as well. An open one goes on. Called from `coordinator.api` and `runtime.service`.
+Rule: what is known before a build names an evaluation. An ended evaluation of that name is current only if nothing has
+changed that its builds or its scoring used; otherwise its scores are of other inputs, and the new evaluation's name includes
+what has changed. An open one continues. Called from `coordinator.api` and `runtime.service`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Shown = Mapping[str, Mapping[str, str]]  # "build" and "score" -> rows
 
 
 def as_of_now(record: EvaluationRecord, site: Site) -> EvaluationRecord:
-    """The record under the id that its inputs have now. RetryError where the trials' interpreter does not answer."""
+    """Return the record under the id that its inputs have now. Raise RetryError if the trials' interpreter does not answer."""
     present = Present(site)
     seen: dict[str, set[str]] = {"build": set(), "score": set()}
     while True:
@@ -38,12 +38,12 @@ def as_of_now(record: EvaluationRecord, site: Site) -> EvaluationRecord:
         digest = hashlib.sha256(json.dumps(now, sort_keys=True).encode()).hexdigest()[:16]
         named = _named(record, record.inputs.model_copy(update={"shown": digest}))
         if named.evaluation_id == record.evaluation_id:
-            return record  # it was made for this very state; a node sees some file otherwise
+            return record  # it was made for exactly this state; a node sees some file differently
         record = named
 
 
 def renewed(record: EvaluationRecord) -> EvaluationRecord:
-    """The record of an evaluation that uses nothing of earlier ones."""
+    """Return the record of an evaluation that reuses nothing."""
     return _named(record, record.inputs.model_copy(update={"fresh": f"{record.accepted_at:.3f}"}))
 
 
@@ -53,7 +53,7 @@ def _named(record: EvaluationRecord, inputs: Inputs) -> EvaluationRecord:
 
 
 def changed_since(record: EvaluationRecord, site: Site) -> str:
-    """What has changed since the last evaluation of this checkpoint's folder on this suite; "" without one, or no change."""
+    """Return what has changed since the last evaluation of this checkpoint's folder on this suite; "" if nothing."""
     work, name = site.paths, record.evaluation_id.rpartition("-")[0]
     records = (read_evaluation(EvaluationPaths(folder)) for folder in beginning(work.root, f"{name}-"))
     place, suite = record.checkpoint.announced, record.suite.name
@@ -66,7 +66,7 @@ def changed_since(record: EvaluationRecord, site: Site) -> str:
 
 
 def _shown_by(paths: EvaluationPaths) -> Shown | None:
-    """What an ended evaluation used; None of one that is open, or not there."""
+    """Return what an ended evaluation used; None if it is open or missing."""
     if ended(paths) is None:
         return None
     with contextlib.suppress(OSError, ValueError):

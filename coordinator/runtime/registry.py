@@ -1,10 +1,10 @@
 """The evaluations of one work folder: accepts, resumes, parks and forgets them, and passes events to them.
 
-Rule: `guarded` is the one boundary between evaluations: an error in an evaluation's turn parks that evaluation alone. Its
-jobs go on, its summary says why, and it is read back from its journal after PARKED_SECONDS, for as long as it takes where
-disk or site refuse. A defect (a damaged journal, an error of our code) is tried MOST_TRIES times; then it is given up: its
-jobs are cancelled, until `evalspan retry` or a new coordinator. One whose folder was removed is forgotten. The journal of
-one that has ended is not read again. `coordinator.runtime.loop` decides when each is looked at.
+Rule: `guarded` is the boundary between evaluations: an error in one evaluation's turn parks that evaluation alone. Its jobs
+keep running, its summary says why, and it is read back from its journal after PARKED_SECONDS, for as long as disk or site
+refuse. A defect (a damaged journal, an error of our code) is retried MOST_TRIES times. Then the evaluation is given up and
+its jobs are cancelled, until `evalspan retry` or a new coordinator. An evaluation whose folder was removed is forgotten.
+Journals of ended evaluations are not read again. `coordinator.runtime.loop` decides when each is looked at.
 """
 
 from __future__ import annotations
@@ -58,33 +58,33 @@ from coordinator.runtime.work_lock import WorkLock
 from evaljobs.contract.paths import EvaluationPaths
 
 log = logging.getLogger(__name__)
-QUIET_SECONDS = 300.0  # a trouble that comes again within this time is not logged again
+QUIET_SECONDS = 300.0  # a problem that recurs within this time is not logged again
 PARKED_SECONDS = 60.0  # pause of a parked evaluation before its journal is read again
 MOST_TRIES = 4  # defects of an evaluation after which it is given up
-LOOKS = 2  # consecutive job listings without one of its jobs, after which all its jobs have ended
+LOOKS = 2  # consecutive job listings without any of its jobs, after which all its jobs have ended
 
 
 @dataclass(slots=True, kw_only=True)
 class ParkedEvaluation:
-    """An evaluation that cannot go on now. `until`: unix seconds of the next try; None: it is not tried again by itself."""
+    """An evaluation that cannot continue now. `until`: unix seconds of the next attempt; None: no further attempt by itself."""
 
     root: Path
     record: EvaluationRecord | None
     error: str = ""
     until: float | None = None
-    defect: bool = False  # of its journal or our code, and not a refusal by disk or site
+    defect: bool = False  # the fault of its journal or our code, not of disk or site
     for_person: bool = False  # a person must repair something: `--until-idle` does not wait for it
     removed: bool = False  # its folder is gone
-    ran: bool = False  # in this process
-    clean: int = 0  # consecutive listings without one of its jobs
+    ran: bool = False  # ran in this process
+    clean: int = 0  # consecutive listings without any of its jobs
 
     @property
     def ending(self) -> bool:
-        """Is it not tried again, and may it still have jobs?"""
+        """Whether it is not retried but may still have jobs."""
         return self.until is None and self.clean < LOOKS
 
     def write(self, cancelled: str = "") -> None:
-        """Say so in its summary. `cancelled`: why a person ended it, or ""."""
+        """Record this in its summary. `cancelled`: why a person ended it, or ""."""
         paths, now = EvaluationPaths(self.root), clock.now()
         known = read_summary(paths) or of_record(paths, "")
         parked = Parked(at=now, error=self.error, until=self.until, cancelled=cancelled)
@@ -92,42 +92,42 @@ class ParkedEvaluation:
 
 
 class Evaluations:
-    """The evaluations that run in this process, and the parked ones."""
+    """The evaluations running in this process, and the parked ones."""
 
     def __init__(self, performer: Performer, grace: Grace) -> None:
         self.performer = performer
         self.grace = grace
         self.running: dict[str, Running] = {}
         self.trouble: str = ""  # the last error of storage, site or evaluation, for the live screen
-        self._seen_at: dict[str, float] = {}  # trouble -> when it was seen last, in monotonic seconds
+        self._seen_at: dict[str, float] = {}  # problem -> when it was last seen, in monotonic seconds
         self.parked: dict[str, ParkedEvaluation] = {}  # by id
-        self._defects: Counter[str] = Counter()  # evaluation id -> its defects so far
+        self._defects: Counter[str] = Counter()  # evaluation id -> its number of defects
         self.lock = WorkLock(performer.site.paths.lock)
         performer.fence = self.lock.check
 
     @property
     def busy(self) -> bool:
-        """Does an evaluation run, or is one parked that returns without a person, or that still has jobs?"""
+        """Whether an evaluation runs, or a parked one will resume by itself or still has jobs."""
         waiting = any(p.ending or not (p.until is None or p.for_person) for p in self.parked.values())
         return waiting or any(r.state.ended_at is None for r in self.running.values())
 
     def records(self) -> list[EvaluationRecord]:
-        """Of all evaluations that have not ended and are not given up: their checkpoints are needed."""
+        """Records of all evaluations that have neither ended nor been given up: their checkpoints are needed."""
         parked = [p.record for p in self.parked.values() if p.until is not None and p.record is not None]
         return [r.state.record for r in self.running.values() if r.state.ended_at is None] + parked
 
     def lost(self, evaluation_id: str) -> str | None:
-        """Why an evaluation was given up, once its jobs have ended too; None where it goes on."""
+        """Return why an evaluation was given up, once its jobs have ended too; None while it continues."""
         parked = self.parked.get(evaluation_id)
         return None if parked is None or parked.until is not None or parked.ending else parked.error
 
     def show_trouble(self, what: str, error: Exception, then: str = "", *, fault: bool = False) -> None:
-        """Show a trouble and what happens then; log it unless it was seen within the last QUIET_SECONDS.
+        """Show a problem and what follows; log it unless it was seen within the last QUIET_SECONDS.
 
-        A full disk is one trouble, whatever met it. `fault`: with the traceback of a bug.
+        A full disk is one problem, whatever hits it. `fault`: log the traceback of a bug.
         """
         full = shortage(error, Path(self.performer.site.work_dir))
-        self.trouble = f"{full}: free some, and evaluations go on" if full else what + then
+        self.trouble = f"{full}: free some space, and evaluations continue" if full else what + then
         now, what = time.monotonic(), full.partition(" (")[0] or what
         self._seen_at = {k: at for k, at in self._seen_at.items() if now - at < QUIET_SECONDS}
         if what not in self._seen_at:
@@ -137,7 +137,7 @@ class Evaluations:
     # --- birth and return ----------------------------------------------------------------------------------------
 
     def accept(self, record: EvaluationRecord) -> Running:
-        """Begin an evaluation, or resume it where an earlier coordinator left it."""
+        """Begin an evaluation, or resume it where an earlier coordinator left off."""
         running = self.running.get(record.evaluation_id)
         if running is None:
             paths = self.performer.site.paths.evaluation(record.evaluation_id)
@@ -145,18 +145,18 @@ class Evaluations:
                 running = Running.resume(paths.root, self.performer, self.grace)
             running = running or Running.accept(record, self.performer, self.grace)
             self.running[record.evaluation_id] = running
-            running.write_summary()  # one that was given up is so no more
-        # `record` is as it was asked for now, perhaps with a copy of the checkpoint
+            running.write_summary()  # one that was given up no longer is
+        # `record` is as requested now, perhaps with a copy of the checkpoint
         places.keep(running.paths, running.state.record.checkpoint.announced, record.checkpoint.announced)
         return running
 
     def accept_or_wait(self, record: EvaluationRecord) -> Running | None:
-        """`accept`; where an evaluation that has begun cannot be resumed now, it is parked: None."""
+        """Accept a record; None if the evaluation has begun and cannot be resumed now, so that it is parked."""
         paths = self.performer.site.paths.evaluation(record.evaluation_id)
         parked = self.parked.get(record.evaluation_id)
         if parked is not None and parked.until is not None:
             return None
-        self._unpark(record.evaluation_id)  # where it was given up, a person asks for it again
+        self._unpark(record.evaluation_id)  # if it was given up, a person asks for it again
         try:
             return self.accept(record)
         except Exception as error:
@@ -166,7 +166,7 @@ class Evaluations:
             return None
 
     def resume_all(self) -> None:
-        """Resume every evaluation of the work folder that has not ended; the journals of ended ones are not read."""
+        """Resume every evaluation of the work folder that has not ended; journals of ended ones are not read."""
         converted: set[str] = set()
         began = time.time()
         for journal in sorted(Path(self.performer.site.work_dir).glob("*/journal.jsonl")):
@@ -174,7 +174,7 @@ class Evaluations:
             if (found := ended(paths)) is None:
                 self.resume(journal.parent)
                 continue
-            if found.written_at >= began:  # made of the files of another journal format
+            if found.written_at >= began:  # derived from a journal of another format
                 write_summary(paths, found)
             if found.converted_digest is not None:
                 converted.add(found.converted_digest)
@@ -182,11 +182,11 @@ class Evaluations:
             self.clear_converted(digest)
 
     def resume(self, root: Path) -> None:
-        """Go on from the journal of an earlier coordinator or of this one; an error parks the evaluation."""
+        """Resume from the journal of an earlier coordinator or of this one; an error parks the evaluation."""
         parked = self.parked.get(root.name)
         with isolated(partial(self._park, root)):
             if parked is not None and not Journal.begun(EvaluationPaths(root).journal):
-                raise FileNotFoundError(errno.ENOENT, "its journal is not there", str(root))
+                raise FileNotFoundError(errno.ENOENT, "its journal is missing", str(root))
             try:
                 ran_here = parked is not None and parked.ran
                 running = Running.resume(root, self.performer, self.grace, ran_here=ran_here)
@@ -207,14 +207,14 @@ class Evaluations:
                 self.tell(root.name, CancelAsked(at=clock.now(), reason=before.parked.cancelled))
 
     def _unpark(self, evaluation_id: str) -> None:
-        """It is no longer parked, and its defects so far do not count."""
+        """Unpark an evaluation and forget its defects."""
         self.parked.pop(evaluation_id, None)
         self._defects.pop(evaluation_id, None)
 
-    # --- what people ask -----------------------------------------------------------------------------------------
+    # --- requests of users ------------------------------------------------------------------------------------------
 
     def cancel(self, evaluation_id: str, reason: str) -> None:
-        """End an evaluation. OSError where that cannot be journalled now: ask again later. KeyError where there is none."""
+        """Cancel an evaluation. Raise OSError if that cannot be journalled now (retry later), KeyError if it is unknown."""
         parked = self.parked.get(evaluation_id)
         if parked is not None and parked.defect:
             self.resume(parked.root)
@@ -225,7 +225,7 @@ class Evaluations:
         self._ask(evaluation_id, CancelAsked(at=clock.now(), reason=reason))
 
     def retry(self, evaluation_id: str) -> None:
-        """Try again what failed in it. OSError and KeyError as of `cancel`; KeyError, too, where `revive` found a defect."""
+        """Retry what failed in an evaluation. Raise OSError and KeyError like `cancel`, or KeyError for a defect."""
         parked = self.parked.get(evaluation_id)
         if parked is not None and (parked.defect or parked.removed):
             raise KeyError(f"{evaluation_id}: {parked.error}")
@@ -233,7 +233,7 @@ class Evaluations:
             raise OSError(errno.EAGAIN, f"{evaluation_id} is parked: {parked.error}")
         running = self.running[evaluation_id]
         running.make_folders()
-        for note in running.paths.verdicts.glob("*.hand"):  # items that killed their process may be run again
+        for note in running.paths.verdicts.glob("*.hand"):  # items that killed their process may run again
             note.unlink(missing_ok=True)
         self._ask(evaluation_id, RetryAsked(at=clock.now(), gone=running.gone()))
 
@@ -246,12 +246,12 @@ class Evaluations:
         self._ask(evaluation_id, ResumeAsked(at=clock.now()))
 
     def prioritize(self, evaluation_id: str, priority: int) -> None:
-        """Serve it in another order. OSError and KeyError as of `cancel`."""
+        """Change an evaluation's priority. Raise OSError and KeyError like `cancel`."""
         self._ask(evaluation_id, PriorityAsked(at=clock.now(), priority=priority))
 
     def _ask(self, evaluation_id: str, event: AnyEvent) -> None:
-        """Pass on what a person asked for. OSError where the evaluation is parked, or was parked by it: the event may be in
-        its journal already, and asking again does no harm.
+        """Pass on a user's request. Raise OSError if the evaluation is parked, also by this event: it may be in the journal
+        already, and repeating it is harmless.
         """
         if evaluation_id not in self.parked and evaluation_id not in self.running:
             raise KeyError(evaluation_id)
@@ -260,9 +260,7 @@ class Evaluations:
             raise OSError(errno.EAGAIN, f"{evaluation_id} is parked: it is asked again later")
 
     def revive(self, evaluation_id: str) -> None:
-        """Resume an evaluation of this folder, also one that has ended or was given up. KeyError where there is none; OSError;
-        JournalError.
-        """
+        """Resume an evaluation, even one that has ended or was given up. Raise KeyError if unknown, OSError, or JournalError."""
         if evaluation_id in self.running:
             return
         root = self.performer.site.paths.evaluation(evaluation_id).root
@@ -278,7 +276,7 @@ class Evaluations:
         self.running[evaluation_id] = running
 
     def summaries(self) -> list[Summary]:
-        """Of the evaluations that run, and of those that have ended since the last turn."""
+        """Summaries of running evaluations, and of those that ended since the last turn."""
         now = clock.now()
         found: list[Summary] = []
         for name in tuple(self.running):
@@ -286,7 +284,7 @@ class Evaluations:
         return found
 
     def write_summaries(self) -> None:
-        """As this process leaves the evaluations."""
+        """Write summaries as this process leaves the evaluations."""
         for name in tuple(self.running):
             self.guarded(name, Running.write_summary)
 
@@ -296,20 +294,21 @@ class Evaluations:
     # --- the end -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close the files of all evaluations: the process may live on. Nothing is asked of this coordinator any more."""
+        """Close the files of all evaluations. The process may live on, but this coordinator is not used again."""
         for evaluation_id, running in self.running.items():
             running.journal.close()
             self.performer.forget(evaluation_id)
         self.running.clear()
 
     def forget_ended(self) -> None:
-        """Free the memory and files of evaluations that have ended: a daemon lives for months."""
+        """Free the memory and files of ended evaluations, since a daemon lives for months."""
         for evaluation_id, running in list(self.running.items()):
             if running.state.ended_at is not None:
-                self.guarded(evaluation_id, Running.write_summary)  # else a reader replays its journal
+                # otherwise readers would replay its journal
+                self.guarded(evaluation_id, Running.write_summary)
                 running.journal.close()
                 self.running.pop(evaluation_id, None)
-                # once more: what its last trials wrote after the results would stay in Redis for good
+                # again: what its last trials wrote after the results would stay in Redis
                 self.performer.remove_queues(evaluation_id, logging.DEBUG)
                 self.performer.forget(evaluation_id)
                 self._unpark(evaluation_id)
@@ -318,7 +317,7 @@ class Evaluations:
                 self._unpark(evaluation_id)
 
     def clear_converted(self, digest: str | None) -> None:
-        """Remove the converted checkpoint of an ended evaluation, unless another evaluation of it runs or may return."""
+        """Remove the converted checkpoint of an ended evaluation, unless another evaluation needs it or may resume."""
         needed = any(s.converted_digest == digest for s in self.states() if s.ended_at is None)
         if digest is None or needed or any(p.until or p.ending for p in self.parked.values()):
             return
@@ -330,8 +329,8 @@ class Evaluations:
     # --- the boundary --------------------------------------------------------------------------------------------
 
     def guarded(self, evaluation_id: str, what: Callable[[Running], object]) -> None:
-        """Call `what` with an evaluation that runs. After an error its state may be half-changed, so it is dropped, and the
-        evaluation is parked until it is read back from its journal. Where the cluster is away, it goes on.
+        """Call `what` with a running evaluation. After an error its state may be half-changed, so it is dropped, and the
+        evaluation is parked until it is read back from its journal. An unreachable cluster does not park it.
         """
         running = self.running.get(evaluation_id)
         if running is not None:
@@ -347,7 +346,7 @@ class Evaluations:
         self._park(running.paths.root, error, ran=True)
 
     def tell(self, evaluation_id: str, event: AnyEvent) -> None:
-        """Pass one event on. A parked evaluation does not get it: its cause is seen again at a later look."""
+        """Pass an event on, except to a parked evaluation: a later look finds the cause again."""
         self.guarded(evaluation_id, lambda r: r.take([event]))
 
     def _park(self, root: Path, error: Exception, *, ran: bool = False) -> None:
@@ -372,19 +371,19 @@ class Evaluations:
             then = "forgotten, and its jobs end"
         elif parked.defect and self._defects[name] >= MOST_TRIES:
             self._give_up(parked)
-            then = f"given up, and its jobs end: `evalspan retry {name}` once it is mended"
+            then = f"given up, and its jobs end: `evalspan retry {name}` once it is repaired"
         elif not other:  # nothing is written beside such a journal
             parked.write()
         self.show_trouble(f"{name}: {parked.error}; {then}", error, fault=True)
 
     def _give_up(self, parked: ParkedEvaluation, cancelled: str = "") -> None:
-        """Try it no more by itself: `end_jobs` cancels its jobs. `cancelled`: why a person ended it, or ""."""
+        """Stop retrying it: `end_jobs` cancels its jobs. `cancelled`: why a person ended it, or ""."""
         parked.until, parked.clean = None, 0
         if not parked.removed:
             parked.write(cancelled)
 
     def _is_removed(self, root: Path) -> bool:
-        """Was its folder removed, while the storage of the work folder answers?"""
+        """Return whether its folder was removed while the work folder's storage answers."""
         try:
             return not Journal.begun(EvaluationPaths(root).journal) and self.lock.there
         except OSError:

@@ -1,4 +1,4 @@
-"""Replays evaluations of a work folder from their journals. Writes nothing there."""
+"""Replays of a work folder's evaluations from their journals. Writes nothing there."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from evaljobs.contract.paths import EvaluationPaths
 
 
 def find_evaluation(config: Config, prefix: str) -> tuple[State, EvaluationPaths, list[AnyEvent]]:
-    """Replay the evaluation whose id begins with `prefix` or has it as its digest."""
+    """Replay the evaluation whose id begins with `prefix` or ends with it as its digest."""
     paths = find_folder(config, prefix)
     events = list(read_events(paths.journal))
     return replay(events), paths, events
 
 
 def replay(events: list[AnyEvent]) -> State:
-    """The state that a journal's events lead to. Writes nothing."""
+    """Return the state that a journal's events lead to."""
     state = replayed(events)
     if state is None:
         raise OperatorError("the journal is empty: the evaluation was never accepted; submit it again")

@@ -1,8 +1,8 @@
-"""Scores stored answers again: the record of an evaluation that asks no model, and what is refused before it begins.
+"""Scoring stored answers again: the record of an evaluation without a model, and the checks before it begins.
 
-Rule: the answers are those of an ended evaluation, the parent. Its checkpoint, model options and cuts stand; suite, data and
-judge are those of now. A leaf task is scored again only where its request digest is the parent's and all of its answers are
-there. The checkpoint may be gone: its tokenizer and config are all that is read. Called from `coordinator.api`.
+Rule: the answers are those of an ended evaluation, the parent. Checkpoint, model options and cuts are the parent's; suite,
+data and judge are current. A leaf task is scored again only if its request digest equals the parent's and all of its answers
+exist. The checkpoint may be gone: only its tokenizer and config are read. Called from `coordinator.api`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from coordinator.intake.checkpoint import CheckpointError, inspect
 from coordinator.runtime.reuse import Earlier, answered
 from evaljobs.contract.specs import ModelOptions, RequestSetManifest, SuiteSpec, TaskEntry
 
-# settings of a task, and of a suite, that decide what is asked
+# settings of tasks and suites that decide the requests
 OF_TASKS = ("num_fewshot", "limit", "gen_kwargs")
 OF_SUITES = ("seed", "apply_chat_template", "system_instruction", "fewshot_as_multiturn")
 
@@ -31,7 +31,7 @@ def record_of(
     inputs: Callable[[SuiteSpec, ModelOptions], Inputs],
     tokenizer: str | None,
 ) -> EvaluationRecord:
-    """The evaluation that scores the answers of `parent` by `suite`, by default its own. OperatorError in one line.
+    """Return the evaluation that scores the answers of `parent` with `suite`, by default its own. Raise OperatorError.
 
     `tokenizer`: folder with the checkpoint's config and tokenizer; None: the checkpoint's own.
     """
@@ -67,7 +67,7 @@ def record_of(
 
 
 def check_answers(suite: SuiteSpec, parent: Earlier, sets: Mapping[str, Mapping[str, str]]) -> None:
-    """OperatorError where `parent` has no answers to a request set. `sets`: entry -> {leaf task: folder}."""
+    """Raise OperatorError if `parent` has no answers to a request set. `sets`: entry -> {leaf task: folder}."""
     parent.read()
     why = {}
     for index, task in enumerate(suite.tasks):
@@ -85,7 +85,7 @@ def check_answers(suite: SuiteSpec, parent: Earlier, sets: Mapping[str, Mapping[
 
 
 def _why(suite: SuiteSpec, task: TaskEntry, manifest: RequestSetManifest, parent: Earlier) -> str:
-    """Which key of a leaf task differs, and the settings that make it differ."""
+    """Return which key of a leaf task differs, and the settings that make it differ."""
     name, its = parent.record.evaluation_id, parent.said["keys"].get(manifest.task)
     if its is None:
         return f"{name} did not ask it; it asked {first_of(sorted(parent.said['keys']))}"

@@ -1,9 +1,8 @@
-"""Reuse of responses and scores: those of earlier evaluations of the same requests are linked into this one's folder.
+"""Reuse of responses and scores: files of earlier evaluations of the same requests are linked into this one's folder.
 
-Rule: only equal keys count: the same checkpoint by its content, adapter, model options and cut, and a request digest of
-which every batch is answered; for scores also the score keys of all tasks of an entry, and what the scoring used. Files
-are linked, so the earlier folder may be removed. An evaluation that scores another one's answers again uses that one's,
-and no scores.
+Rule: only equal keys count: the same checkpoint by content, adapter, model options and cut, and a request digest with every
+batch answered; for scores also the score keys of all tasks of an entry, and the inputs of the scoring. Files are linked, so
+the earlier folder may be removed. An evaluation that rescores another one uses only that one's answers, and no scores.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ log = logging.getLogger(__name__)
 
 # File WORK_DIR/ID/responses/NAME.reused: hard link to answers of an earlier evaluation | the coordinator | archived;
 # `prune --keep scores`
-REUSED = ".reused"  # suffix of a linked response file; the loop does not look for new records in it
+REUSED = ".reused"  # suffix of linked response files, in which the loop looks for no new records
 
 Sets = Mapping[str, tuple[RequestSetManifest, BatchIndex]]
 
@@ -53,23 +52,23 @@ class _Ours:
 
     record: EvaluationRecord
     paths: EvaluationPaths
-    cuts: Mapping[str, str]  # name of a leaf task -> its cut
+    cuts: Mapping[str, str]  # leaf task name -> its cut
     entries: Sequence[EntryState]
     present: Present
 
 
 @dataclass(slots=True)
 class Earlier:
-    """What the journal of an earlier evaluation says of its responses and scores."""
+    """Responses and scores of an earlier evaluation, from its journal."""
 
     record: EvaluationRecord
     paths: EvaluationPaths
     said: Mapping[str, Any]  # "evalspan" of its results.json
-    same: bool = True  # the checkpoint is ours; False: its samples are, and its content is not known
+    same: bool = True  # same checkpoint; False: equal samples, content unknown
     leaves: dict[str, PlannedLeaf] = field(default_factory=dict)  # by name
     asked: set[tuple[int, str, str]] = field(default_factory=set)  # (entry, leaf task, request digest)
     frames: dict[str, FrameRef] = field(default_factory=dict)
-    scores: dict[int, str] = field(default_factory=dict)  # entry -> score file, where no item lacks its score
+    scores: dict[int, str] = field(default_factory=dict)  # entry -> score file, if all items have scores
 
     def read(self) -> None:
         for event in read_events(self.paths.journal):
@@ -95,16 +94,16 @@ class Earlier:
 def find(
     state: State, wanted: FindResponses, work: WorkPaths, present: Present, now: float
 ) -> ResponsesFound:
-    """What of `wanted` another entry asks, or earlier evaluations of this work folder have.
+    """Find parts of `wanted` that another entry requests or earlier evaluations of this work folder have.
 
-    Nothing where it cannot be read; `--fresh` uses nothing of earlier evaluations.
+    Empty if nothing can be read; `--fresh` reuses nothing.
     """
     nothing = ResponsesFound(at=now)
     cuts = {t: wanted.cuts.get(entry, "") for entry, sets in wanted.sets.items() for t in sets}
     try:
         sets = request_sets.read_wanted(wanted)
     except request_sets.RequestSetError:
-        return nothing  # the plan will say so
+        return nothing  # the plan will report it
     alike = set[str]()
     shared = {
         name: equal
@@ -133,14 +132,14 @@ def find(
             earlier.read()
             found = _with(found, ours, wanted, earlier, {task: sets[task] for task in wants})
         except (OSError, EvalspanError, ValueError) as error:
-            log.warning("responses of %s are not used again: %s", earlier.paths.root.name, error)
+            log.warning("responses of %s are not reused: %s", earlier.paths.root.name, error)
         if len(found.sources) == len(sets):
             break
     return found.model_copy(update={"alike": bool(alike - found.sources.keys())})
 
 
 def keep_samples(state: State, work: WorkPaths) -> None:
-    """Have this evaluation found by copies of its checkpoint; only where its content is known. OSError."""
+    """Let copies of this checkpoint find this evaluation, if its content is known. Raise OSError if that fails."""
     checkpoint = state.record.checkpoint
     if checkpoint.samples is not None and state.nodes.content is not None:
         make_folder(work.cache)
@@ -149,17 +148,16 @@ def keep_samples(state: State, work: WorkPaths) -> None:
 
 
 def _alike(work: WorkPaths, samples: str | None) -> Iterator[Path]:
-    """Folders of evaluations of checkpoints with these samples."""
+    """Yield folders of evaluations of checkpoints with these samples."""
     if samples is not None:
         with contextlib.suppress(OSError), work.samples.open() as lines:
             yield from (work.root / line[33:].strip() for line in lines if line.startswith(f"{samples} "))
 
 
 def _candidates(state: State, work: WorkPaths) -> Iterator[Earlier]:
-    """Ended evaluations of this checkpoint with these options, newest first.
+    """Yield ended evaluations of this checkpoint with these options, newest first.
 
-    The same checkpoint: of equal name and digest, or, touched or copied, of equal content. Equal samples alone never say
-    the same.
+    The same checkpoint: equal name and digest, or, if touched or copied, equal content. Equal samples alone do not suffice.
     """
     ours = state.record
     spec = state.conversion.announced or ours.checkpoint
@@ -185,7 +183,7 @@ def _candidates(state: State, work: WorkPaths) -> Iterator[Earlier]:
 
 
 def earlier_of(paths: EvaluationPaths) -> Earlier | None:
-    """An ended evaluation; None where its files cannot be read, or name no request digests."""
+    """Return an ended evaluation; None if its files cannot be read or name no request digests."""
     with contextlib.suppress(OSError, ValueError, ValidationError, AttributeError):
         record = EvaluationRecord.model_validate_json(paths.evaluation.read_bytes())
         said: dict[str, Any] = json.loads(paths.results.read_bytes()).get("evalspan", {})
@@ -194,7 +192,7 @@ def earlier_of(paths: EvaluationPaths) -> Earlier | None:
 
 
 def _model(record: EvaluationRecord) -> object:
-    """The model's settings, and what its adapter is; the request digest holds what a tokenizer is."""
+    """Return the model's settings and its adapter's identity; the tokenizer is part of the request digest."""
     rest = {key: value for key, value in record.model.model_args.items() if key not in PLACES}
     return record.model.model_copy(update={"model_args": rest}), record.inputs.named(adapters=True)
 
@@ -225,7 +223,7 @@ def _with(
     scores = {
         entry: file
         for entry, named in wanted.sets.items()
-        # all of the entry: none of its leaf tasks is another entry's, too
+        # the complete entry: it shares no leaf task with another entry
         if not ours.record.rescores
         and named.keys() <= taken
         and len(named) == len(ours.entries[entry].sets)
@@ -244,13 +242,13 @@ def _with(
 def answered(
     earlier: Earlier, manifest: RequestSetManifest, index: BatchIndex, cut: str
 ) -> PlannedLeaf | None:
-    """The leaf task whose answers are those of a request set in this cut, all of them."""
+    """Return the leaf task that answers all of a request set in this cut."""
     equal = (e for e in earlier.leaves.values() if (e.task, e.key) == (manifest.task, manifest.key))
     return next((e for e in equal if _whole(e, index, earlier, cut)), None)
 
 
 def _whole(leaf: PlannedLeaf, index: BatchIndex, earlier: Earlier, cut: str) -> bool:
-    """Is every batch of this cut answered by a record that is there?"""
+    """Return whether an existing record answers every batch of this cut."""
     if any(ShardId.parse(shard).cut != cut for shard in leaf.shards):
         return False
     at = 0
@@ -278,7 +276,7 @@ def _linked(earlier: EvaluationPaths, frame: FrameRef, own: EvaluationPaths) -> 
 
 
 def _link(source: Path, target: Path) -> None:
-    """A second name for a file that is never written again; a copy where it is archived, or where there are no links."""
+    """Hard-link a file that is never written again; copy it if it is archived or links are not supported."""
     if target.exists():
         return
     try:
@@ -312,7 +310,7 @@ def _as_ours(
 def _score(
     ours: _Ours, entry: int, manifests: Mapping[str, RequestSetManifest], earlier: Earlier
 ) -> str | None:
-    """The score file of an entry, linked with its samples; None where it has to be scored."""
+    """Link the score file of an entry with its samples and return it; None if the entry has to be scored."""
     name = ours.record.suite.tasks[entry].name
     before, now = earlier.record, ours.record
     theirs = next(
@@ -333,7 +331,7 @@ def _score(
     if theirs is None or settings[0] != settings[1]:
         return None
     if before.suite.tasks[theirs].cluster != now.suite.tasks[entry].cluster:
-        return None  # its columns have other clusters
+        return None  # other clusters in its columns
     for manifest in manifests.values():
         before_keys = {
             k.get("score") for k in earlier.said["keys"].values() if k.get("requests") == manifest.key
@@ -341,7 +339,7 @@ def _score(
         if not manifest.score_key or before_keys != {manifest.score_key}:
             return None
         if (theirs, manifest.task, manifest.key) not in earlier.asked:
-            return None  # another entry asked that
+            return None  # another entry requested that
     places = ((earlier.paths, theirs), (ours.paths, entry))
     for task in (manifest.task for manifest in manifests.values()):
         source, target = (f.samples / f"samples_{slug(task)}_{i:03d}.jsonl" for f, i in places)
@@ -350,7 +348,7 @@ def _score(
     scores = Path(earlier.scores[theirs])
     if not exists(scores) or _scores_otherwise(scores, ours.present):
         return None
-    # of the entry's own file, or of the one into which it was merged
+    # the entry's own file, or the one that it was merged into
     own = files_in(earlier.paths.scores, f"{theirs:03d}-*.parquet")
     for file in own[-1:] or filter(exists, [earlier.paths.documents]):
         _link(file, ours.paths.columns(entry, int(file.stem[-3:]) if own else theirs))
@@ -360,6 +358,6 @@ def _score(
 
 
 def _scores_otherwise(scores: Path, present: Present) -> bool:
-    """Has a file or a package changed since, that this scoring used?"""
+    """Return whether a file or package that this scoring used has changed."""
     shown: dict[str, str] | None = json.loads(read_bytes(scores)).get("shown")
     return shown is None or bool(present.changed(shown))

@@ -67,30 +67,30 @@ from evaljobs.queue.work_queue import QueueSnapshot
 
 log = logging.getLogger(__name__)
 
-LOGS_SECONDS = 1.0  # of reading logs of trials that died, after which the rest waits for the next listing
-SETS_SECONDS = 15.0  # between two looks whether the request sets are there; a failed job asks for one, too
+LOGS_SECONDS = 1.0  # reading logs of dead trials; the rest waits for the next listing
+SETS_SECONDS = 15.0  # between two checks for request sets; a failed job triggers one, too
 AUDIT_SECONDS = 15.0  # between two comparisons of the work queue with the shards to do
 PACE_SECONDS = 5.0  # between two comparisons of trials with each other
 METRIC_AUDIT_SECONDS = 3.0  # between two looks at the metric queue; a look costs one round trip
 FULL_SCAN_SECONDS = 15.0  # between two looks at all response files; Redis names grown ones sooner
 REFILL_SECONDS = 2.0  # between two tries to fill the queue of a Redis that takes no writes
-RESPONSES = re.compile(r"[\w.-]+\.frames", re.ASCII)  # names of response files; others are ignored
-SUMMARY_SECONDS = 1.0  # between two summaries made of a state
+RESPONSES = re.compile(r"[\w.-]+\.frames", re.ASCII)  # other file names are ignored
+SUMMARY_SECONDS = 1.0  # between two summaries of a state
 SIGN_SECONDS = 10.0  # between two signs that a coordinator runs the evaluation: its journal's mtime
-# events that come of an event's actions, of theirs, and so on: an entry is looked up, planned and scored once
+# events that follow from an event's actions, recursively: an entry is looked up, planned and scored once
 MAX_ANSWERS = 50
 MAX_ANSWERS_AN_ENTRY = 4
-LAST_ANSWERS = 10  # of too many, in the log
+LAST_ANSWERS = 10  # logged of an endless turn
 MOST_SAID = 500  # bytes of each
-MAX_OUTCOME_BYTES = 1 << 24  # size of an outcome file; larger ones are passed over
+MAX_OUTCOME_BYTES = 1 << 24  # larger outcome files are skipped
 
 
 class EndlessTurnError(Exception):
-    """An evaluation's events and actions call for each other without end: it is parked, and the loop goes on."""
+    """Raised if an evaluation's events and actions cause each other endlessly: it is parked, and the loop continues."""
 
 
 class Running:
-    """An accepted evaluation; `state.ended_at` is set once it is over and nothing of it is left on the cluster."""
+    """An accepted evaluation; `state.ended_at` is set once it is over and has nothing left on the cluster."""
 
     def __init__(self, state: State, journal: Journal, performer: Performer, grace: detect.Grace) -> None:
         self.state = state
@@ -100,28 +100,28 @@ class Running:
         self.paths: EvaluationPaths = performer.site.of(state)
         self.seen = detect.Sightings()
         self.snapshot: QueueSnapshot | None = None
-        self.listed: Sequence[JobState] = ()  # the cluster's jobs at the last look, for the live screen
+        self.listed: Sequence[JobState] = ()  # jobs at the last look, for the live screen
         self._outcomes_read = {self.paths.outcome(kind, name).name for kind, name in state.seen}
         self._outcomes = Listing(self.paths.outcomes)
         self._consumed: dict[str, int] = {}
         self._throttle = Throttle()
-        self._cancels: list[str] = []  # ids of jobs to cancel, or of members: "id_index"
+        self._cancels: list[str] = []  # job or member ids ("id_index") to cancel
         self._submits: deque[SubmitJob] = deque()
         self._paces: dict[str, detect.Pace] = {}
         self._refilled_at: float | None = None  # while the queue is known to be lost
         self._queued_again: set[str] = set()  # shards that an audit found missing and queued again
-        self._refused: tuple[str, ...] = ()  # missing shards that Redis did not take; journalled already
-        self._strange: set[str] = set()  # response files with unknown shards, logged already
+        self._refused: tuple[str, ...] = ()  # missing shards that Redis refused; already journalled
+        self._strange: set[str] = set()  # response files with unknown shards, already logged
         self._failed = failed_jobs(self.paths) if state.seen else {}  # job or trial -> its error
-        self._read = cache(values_in)  # a score file is read once; what it says goes with the evaluation
+        self._read = cache(values_in)  # each score file is read once
         self._summary: Summary | None = None
-        self._written: Summary | None = None  # the summary in the file
+        self._written: Summary | None = None  # as in the file
 
     # --- birth and return ------------------------------------------------------------------------------------------
 
     @classmethod
     def accept(cls, record: EvaluationRecord, performer: Performer, grace: detect.Grace) -> Running:
-        """A new evaluation: its folder, its journal's first event."""
+        """Create a new evaluation: its folder and its journal's first event."""
         paths = performer.site.paths.evaluation(record.evaluation_id)
         for folder in paths.folders():
             make_folder(folder)
@@ -141,9 +141,7 @@ class Running:
     def resume(
         cls, root: Path, performer: Performer, grace: detect.Grace, *, ran_here: bool = False
     ) -> Running | None:
-        """An evaluation from its journal; None where nothing was journalled yet. `ran_here`: it ran in this process, and
-        was parked since then.
-        """
+        """Restore an evaluation from its journal; None if that is empty. `ran_here`: it was parked in this process."""
         path = EvaluationPaths(root).journal
         seen_at = path.stat().st_mtime if path.exists() and not ran_here else None
         with ExitStack() as opened:
@@ -155,9 +153,7 @@ class Running:
             if state is None:
                 return None
             if state.evaluation_id != root.name:
-                raise CopiedJournalError(
-                    f"{path} is the journal of {state.evaluation_id}, and is passed over"
-                )
+                raise CopiedJournalError(f"{path} is the journal of {state.evaluation_id} and is skipped")
             running = cls(state, journal, performer, grace)
             if state.ended_at is None:
                 running.make_folders()
@@ -168,14 +164,14 @@ class Running:
             return running
 
     def make_folders(self) -> None:
-        """The folders that jobs write to, where archiving removed them at an earlier end. OSError."""
+        """Create the folders that jobs write to, in case archiving removed them at an earlier end. Raise OSError."""
         for folder in self.paths.folders():
             make_folder(folder)
 
     def gone(self) -> tuple[int, ...]:
-        """Entries that a retry concerns and that begin anew: their responses or request sets are not on disk any more.
+        """Return entries of a retry that start over, since their responses or request sets are no longer on disk.
 
-        `prune` removes them, and a score that finds other prompts drops the sets.
+        `prune` removes them, and a score job that finds other prompts drops the sets.
         """
         lost = []
         for entry in (e for e in self.state.entries if e.status == "failed" or e.unscored):
@@ -192,7 +188,7 @@ class Running:
     # --- what is shown ---------------------------------------------------------------------------------------------
 
     def summary(self, now: float) -> Summary:
-        """Its summary, made anew at most once in SUMMARY_SECONDS. `now`: unix seconds."""
+        """Return its summary, recomputed at most once in SUMMARY_SECONDS. `now`: unix seconds."""
         if self._throttle.due("summary", SUMMARY_SECONDS, now) or self._summary is None:
             self._summary = summary_now(
                 self.state, self.paths, now, self.snapshot, self.listed, failed=self._failed, read=self._read
@@ -200,7 +196,7 @@ class Running:
         return self._summary
 
     def write_summary(self) -> bool:
-        """Write the summary where it has changed. False where the disk refuses it."""
+        """Write the summary if it has changed. Return False if the disk refuses it."""
         made = self.summary(clock.now())
         if made.like(self._written):
             return True
@@ -212,7 +208,7 @@ class Running:
     # --- the loop's body -------------------------------------------------------------------------------------------
 
     def take(self, events: Sequence[AnyEvent]) -> None:
-        """Step these events, log them with what was decided, then perform; what comes of that is taken likewise."""
+        """Step these events, journal them with the decisions, then perform the actions; resulting events are taken likewise."""
         if not events:
             return
         ended_at = self.state.ended_at
@@ -223,24 +219,24 @@ class Running:
             cancels, self._cancels = self._cancels, []
             self.performer.cancel(cancels)  # one command for all
         if ended_at is not None or self.state.ended_at is not None:
-            self._summary = None  # it holds the length of the journal
+            self._summary = None  # it contains the length of the journal
         if self.state.ended_at != ended_at and self.state.ended_at is not None:
-            # once more: the outcomes of the last jobs came after the results were written
+            # again: the outcomes of the last jobs came after the results
             try_report(self.state, self.paths)
             self.write_summary()
 
     def _logged(self, events: Iterable[AnyEvent]) -> list[Action]:
-        """What shall be done after these events: they are in the journal, followed by what was decided. Where the journal
-        refuses them, or a step fails, the state is ahead of the journal and must be read back.
+        """Journal these events and the decisions that follow, and return the actions. If the journal refuses them, or a step
+        fails, the state is ahead of the journal and must be read back.
         """
         step = machine.step(self.state, self.performer.site, events)
         for event, why in step.illegal:
-            log.error("%s: passed over an illegal %s: %s", self.state.evaluation_id, event.kind, why)
+            log.error("%s: skipped an illegal %s: %s", self.state.evaluation_id, event.kind, why)
         self.journal.append(step.events)
         return list(step.actions)
 
     def _perform(self, actions: Iterable[Action]) -> None:
-        """Perform these actions, and those that follow from what comes of them. EndlessTurnError where that does not end."""
+        """Perform these actions, and those that follow from the results. Raise EndlessTurnError if that does not end."""
         waiting = deque(actions)
         answers: list[AnyEvent] = []
         while waiting:
@@ -250,7 +246,7 @@ class Running:
                 self._cancels.append(action.job_id + member)
                 continue
             if isinstance(action, SubmitJob):
-                self._submits.append(action)  # `submit` takes its turn after all that is known
+                self._submits.append(action)  # `submit` waits for its turn, after all that is known
                 continue
             came = self.performer.perform(self.state, action)
             answers += came
@@ -263,8 +259,8 @@ class Running:
             waiting.extend(self._logged(came))
 
     def submit(self, deadline: float) -> None:
-        """Submit waiting jobs, several at once, until `deadline` (monotonic seconds) or until an answer is late. The rest
-        waits for the next tick, so that a slow controller does not hold up the loop.
+        """Submit waiting jobs concurrently until `deadline` (monotonic seconds) or a late answer. The rest waits for the next
+        tick, so that a slow controller does not hold up the loop.
         """
         while (self._submits or self.performer.submitting(self.state)) and time.monotonic() < deadline:
             count = max(0, min(self.performer.room, len(self._submits)))
@@ -274,7 +270,7 @@ class Running:
                 return
 
     def observe(self, listing: Sequence[JobState] | None, now: float) -> None:
-        """One tick. `listing`: all jobs of the cluster, or None where there is no news of them."""
+        """Run one tick. `listing`: all jobs of the cluster, or None if unknown."""
         if self.state.ended_at is not None:
             return
         if self._throttle.due("sign", SIGN_SECONDS, now):
@@ -325,7 +321,7 @@ class Running:
             self._audit_metrics(now)
 
     def _cause(self, job: Job, index: int, word: str) -> Diagnosis:
-        """Why a member ended without an outcome; it is shown under the name of its trial, or of its job."""
+        """Return why a member ended without an outcome, and show it under the name of its trial or job."""
         info = self.state.jobs.by_name[job.name]
         cause = causes.of_log(Path(log_file(job, index)), word)
         name = info.trials[index] if job.purpose == "trial" else job.name
@@ -334,7 +330,7 @@ class Running:
         return cause
 
     def _take_last_files(self, now: float) -> None:
-        """Take what jobs left just before their end: without its outcome, a job counts as killed."""
+        """Take what jobs left just before their end: a job without an outcome counts as killed."""
         list_anew(self.paths.outcomes)
         if outcomes := self._new_outcomes(now):
             dumped = self._new_shards(now, thorough=True)
@@ -349,10 +345,10 @@ class Running:
                 outcome = OUTCOME.validate_json(read_plain(self.paths.outcomes / name, MAX_OUTCOME_BYTES))
             except ValidationError as error:
                 log.warning(
-                    "%s is no outcome of this version and is passed over: %s", name, error.errors()[0]["msg"]
+                    "%s is not an outcome of this version and is skipped: %s", name, error.errors()[0]["msg"]
                 )
             except FrameError as error:
-                log.warning("%s is passed over", error)
+                log.warning("%s is skipped", error)
             else:
                 entry = getattr(outcome, "entry", None)
                 cause = causes.of_outcome(outcome) if isinstance(outcome, Failed) else None
@@ -362,12 +358,12 @@ class Running:
                     left_at = min((self.paths.outcomes / name).stat().st_mtime, now)
                     events.append(OutcomeSeen(at=now, outcome=outcome, left_at=left_at, cause=cause))
                 else:
-                    log.warning("%s is of an entry that there is not, and is passed over", name)
+                    log.warning("%s is for an unknown entry and is skipped", name)
             self._outcomes_read.add(name)
         return events
 
     def _corrupted(self, outcomes: Iterable[AnyEvent], now: float) -> list[AnyEvent]:
-        """Shards whose records are corrupt, so that a metric job failed. Taken before its failure, they run again."""
+        """Return events for shards whose corrupt records made a metric job fail, to be taken before that failure."""
         failed = [
             e.outcome.name for e in outcomes if isinstance(e, OutcomeSeen) and e.outcome.kind == "failed"
         ]
@@ -399,7 +395,7 @@ class Running:
             self._perform(shards.refill(self.state))
 
     def _new_shards(self, now: float, *, thorough: bool) -> list[AnyEvent]:
-        """Shards whose first whole record was added to response files since the last look: a second copy is no news."""
+        """Return events for shards whose first complete record appeared in response files since the last look."""
         if not self.state.shards.leaves:
             return []
         hints = self.snapshot.trials if self.snapshot else {}
@@ -430,14 +426,15 @@ class Running:
             for reference, head in read_frames(self.paths.responses / name, self._consumed.get(name, 0)):
                 self._consumed[name] = reference.offset + reference.length
                 shard = self.state.shards.by_name.get(head.shard)
-                own = name == self.paths.response_file(head.trial).name  # else it speaks of another trial
+                # otherwise it speaks of another trial
+                own = name == self.paths.response_file(head.trial).name
                 if shard is not None and own and 0 <= head.seconds < math.inf:
                     pace = self._paces.get(head.trial, detect.Pace())
                     self._paces[head.trial] = pace.and_done(head.seconds, shard.seconds)
                 its = None if shard is None else self.state.shards.leaves[shard.leaf].planned
                 if shard is None or its is None or (its.task, its.key) != (head.task, head.key):
                     if name not in self._strange and not shards.is_retired(self.state, head.shard):
-                        log.warning("%s holds a shard of other requests (%s): passed over", name, head.shard)
+                        log.warning("%s contains a shard of other requests (%s): skipped", name, head.shard)
                     self._strange.add(name)
                 elif shard.frame is None:
                     found.append((head.shard, reference))
@@ -446,7 +443,7 @@ class Running:
         return found
 
     def _compare_trials(self, now: float) -> None:
-        """Find stragglers, by their finished shards and the one that each runs (timed by the Redis host's clock)."""
+        """Find stragglers, by their finished shards and the running one (timed by the Redis host's clock)."""
         if self.snapshot is None or not self.state.shards.todo:
             return
         paces = dict(self._paces)
@@ -467,9 +464,9 @@ class Running:
         self.take([StragglersFound(at=now, trials=fresh)] if fresh else [])
 
     def _audit(self, now: float) -> None:
-        """Queue again the shards to do that are neither queued nor claimed by a living trial.
+        """Queue shards again that are to do but neither queued nor claimed by a living trial.
 
-        Take out of the queue what is on disk: a trial that ran it without Redis may not live to report it.
+        Remove shards from the queue that are on disk: a trial that ran one without Redis may not live to report it.
         """
         if self.snapshot is None or self._refilled_at is not None:
             return
@@ -494,18 +491,18 @@ class Running:
             taken = set(stray) & set(queue.unclaimed())
         except QueueUnavailable:
             return
-        self._queued_again |= taken  # what a Redis did not take was not run either
+        self._queued_again |= taken  # shards that Redis refused were not run either
         self._refused = () if taken else stray
 
     def _audit_metrics(self, now: float) -> None:
-        """The same for metric jobs: one without an outcome that RQ has not, or that died with its worker, is queued again."""
+        """Queue metric jobs again that have no outcome and that RQ lost or whose worker died."""
         if self.state.scoring.outstanding:
             metrics: MetricQueue = self.performer.metric_queue(self.state.evaluation_id)
             try:
                 gone = metrics.gone(self.state.scoring.outstanding)
             except QueueUnavailable:
                 return
-            if gone:  # one that has ended may have left its outcome since we looked
+            if gone:  # a job that ended since the look may have left its outcome
                 outcomes = self._new_outcomes(now)
                 self.take([*self._corrupted(outcomes, now), *outcomes])
             died, again = detect.metric_events(self.state, gone, self.seen, now)
@@ -514,5 +511,5 @@ class Running:
 
 
 def _began(job: Job, index: int) -> bool:
-    """Has the member a log? Slurm opens it before it runs the job's script."""
+    """Return whether the member has a log, which Slurm opens before it runs the job's script."""
     return Path(log_file(job, index)).exists()

@@ -1,9 +1,9 @@
-"""The daemon's intake: notices of checkpoints become evaluations; commands, stale checkpoints and pins are dealt with.
+"""The daemon's intake: turns notices of checkpoints into evaluations; handles commands, stale checkpoints and pins.
 
-Rule: a notice stays in the inbox until its evaluation is journalled or refused for good, so that a restarted daemon
-reads it again. A checkpoint that is still being written is looked at again until it is whole and has stopped changing.
-An error of the checkpoint itself refuses it; while storage or the site is away, it stays pending. A member's notice that
-names what the settings do not allow is refused at once (`admission`). `evalspan daemon` calls `Service.tick`.
+Rule: a notice stays in the inbox until its evaluation is journalled or refused for good, so that a restarted daemon reads it
+again. A checkpoint that is still being written is examined again until it is complete and has stopped changing. An error of
+the checkpoint itself refuses it; while storage or the site is unavailable, it stays pending. A member's notice of something
+that the settings do not allow is refused at once (`admission`). `evalspan daemon` calls `Service.tick`.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 log = logging.getLogger(__name__)
 
-# A checkpoint that was only seen in a watched folder, or that was not whole at the first look, is accepted once it is
-# whole and its files have not changed for so long.
+# How long the files of a checkpoint must be complete and unchanged, if it was only found in a watched folder or was
+# incomplete at the first look.
 STABLE_SECONDS = 2.0
-# A checkpoint that is not whole after this time is refused. One that waits for storage or the site stays pending, but
-# no longer keeps `--until-idle` running.
+# After this time an incomplete checkpoint is refused. One that waits for storage or the site stays pending, but no longer
+# keeps `--until-idle` running.
 WAIT_SECONDS = 3600.0
 LOOK_SECONDS = 1.0  # between two looks at the inbox
-MOST_LOOKS = 100  # pending checkpoints that one look examines, in turns
+MOST_LOOKS = 100  # pending checkpoints examined per look, in turns
 RULES = "the question for the site's rules"
-RULES_SECONDS = 30.0  # between two questions for the site's rules, where they fail
+RULES_SECONDS = 30.0  # between two questions for the site's rules after a failure
 
 
 class Service:
@@ -73,7 +73,7 @@ class Service:
         self._suite_files = admission.suite_files(config.watch)
         watched = [(str(f), config.watch.suite or "default") for f in config.watch.folders]
         self._watch = FolderWatch(self.paths, watched, any_format=config.checkpoint.convert is not None)
-        # pins of an earlier daemon: the first tick removes those that no evaluation needs any more
+        # pins of an earlier daemon: the first tick removes those no longer needed
         self._pinned: set[str] = {str(pin) for pin in map(_pin, _records(self.paths)) if _is_there(pin)}
         self._series: dict[str, Seen] = {}  # evaluations that are not over
         self._hosting: Hosting | None = None
@@ -82,7 +82,7 @@ class Service:
 
     @property
     def waiting(self) -> bool:
-        """Is a checkpoint pending? Those pending for longer than WAIT_SECONDS do not count."""
+        """Whether a checkpoint is pending, other than for longer than WAIT_SECONDS."""
         return any(clock.now() - each.since < WAIT_SECONDS for each in self._pending.values())
 
     @property
@@ -109,7 +109,7 @@ class Service:
         self._guard(str(self.paths.pending), self._writer.write, self._pending.values())
 
     def _know(self, files: Sequence[InboxFile], now: float) -> None:
-        """The pending checkpoints are those in the inbox. What was withdrawn is none any more; what is malformed is refused."""
+        """Update the pending checkpoints from the inbox: drop withdrawn ones, refuse malformed ones."""
         found: dict[tuple[str, str], list[InboxFile]] = {}
         for file in files:
             if file.notice.command != "evaluate":
@@ -130,7 +130,7 @@ class Service:
         self._refuse(each, f"an error in evalspan, see the daemon's log: {error!r}", now)
 
     def _lacks_lm_eval(self, each: PendingCheckpoint) -> bool:
-        """True, and the checkpoint stays pending, where lm-eval does not answer: no evaluation could begin."""
+        """Return True, and leave the checkpoint pending, if lm-eval does not answer: no evaluation could begin."""
         try:
             self.coordinator.performer.lm_eval_version()
         except EvalspanError as error:
@@ -146,7 +146,7 @@ class Service:
             member = each.member
             closed = _closed_to_us(error) if member else ""
             why = closed or " ".join(str(error).split())
-            # it may not be whole yet, or its suite file may be edited
+            # it may be incomplete, or its suite file may be being edited
             young = now - each.since < WAIT_SECONDS
             passing = may_pass(error) or (young and admission.may_be_there(each.notice.checkpoint))
             if passing and not isinstance(error, NotAdmittedError) and not closed:
@@ -154,7 +154,8 @@ class Service:
             else:
                 self._refuse(each, f"{member}: {why}" if member else why, now)
             return
-        if not each.announced or each.why:  # else: announced after it was saved, and whole at the first look
+        # else: announced after it was saved, and complete at the first look
+        if not each.announced or each.why:
             if record.checkpoint.digest != each.signature:
                 each.signature, each.stable_since = record.checkpoint.digest, now
                 return
@@ -179,10 +180,10 @@ class Service:
         return as_of_now(record, self.coordinator.performer.site)
 
     def _accept(self, record: EvaluationRecord, each: PendingCheckpoint) -> None:
-        """Accept a good checkpoint; it stays pending where storage or the site is away."""
+        """Accept a good checkpoint; it stays pending while storage or the site is unavailable."""
         paths, evaluations = self.paths.evaluation(record.evaluation_id), self.coordinator.evaluations
         try:
-            rules = self._rules()  # first: while the site is away, this is as far as each look comes
+            rules = self._rules()  # first, since each look ends here while the site is unavailable
             begun = Journal.begun(paths.journal)
             if not begun and (why := gpu_need(record).refusal(self.coordinator.offers.nodes or rules.listed)):
                 self._refuse(each, why, clock.now())
@@ -214,7 +215,7 @@ class Service:
         }
 
     def _rules(self) -> Hosting:
-        """The site's rules, asked for once; after a failure, such as a wrong partition, again in RULES_SECONDS."""
+        """Return the site's rules, asked for once; after a failure, such as a wrong partition, again after RULES_SECONDS."""
         calls = self.coordinator.calls
         if self._hosting is None and (
             calls.asking(RULES) or self._throttle.due("rules", RULES_SECONDS, clock.now())
@@ -222,7 +223,7 @@ class Service:
             call = calls.ask(RULES, lambda: wiring.hosting(self.config, self.coordinator.cluster))
             try:
                 if call is None:
-                    raise RetryError("the cluster has not answered the question for the site's rules yet")
+                    raise RetryError("the cluster has not yet answered the query for the site's rules")
                 self._hosting = call.result()
             except (ClusterError, EvalspanError) as error:
                 self._no_rules = error
@@ -252,7 +253,7 @@ class Service:
             if not r.state.record.rescores
         }
         there = {record.evaluation_id for record in self.coordinator.evaluations.records()}
-        for evaluation_id in self._series.keys() - there:  # it has ended, was given up, or was removed
+        for evaluation_id in self._series.keys() - there:  # ended, given up or removed
             del self._series[evaluation_id]
         for evaluation_id, why in stale(self._series.values()).items():
             # a full disk, or a parked evaluation: cancelled at a later look
@@ -260,7 +261,7 @@ class Service:
                 self.coordinator.evaluations.cancel(evaluation_id, why)
 
     def _pins(self) -> None:
-        """Keep a marker file in each checkpoint that is still needed; training asks for it by `hook.pinned`."""
+        """Keep a marker file in each checkpoint that is still needed; training checks it with `hook.pinned`."""
         wanted = {str(_pin(record)) for record in self.coordinator.evaluations.records()}
         for pin in wanted - self._pinned:
             with contextlib.suppress(OSError):  # a read-only checkpoint cannot be pinned
@@ -272,7 +273,7 @@ class Service:
 
 
 def _closed_to_us(error: Exception) -> str:
-    """Why a checkpoint or suite cannot be read, where the daemon's user may not; "" for another error."""
+    """Return why the daemon's user may not read a checkpoint or suite; "" for another error."""
     cause = error if isinstance(error, OSError) else error.__cause__
     if not isinstance(cause, PermissionError):
         return ""
@@ -283,12 +284,12 @@ def _closed_to_us(error: Exception) -> str:
 
 
 def _is_there(place: Path) -> bool:
-    """Does it exist? False also where access is denied, where `Path.exists` raises."""
+    """Return whether a place exists; False also if access is denied, where `Path.exists` raises."""
     return os.path.exists(place)  # noqa: PTH110
 
 
 def _records(paths: WorkPaths) -> Iterator[EvaluationRecord]:
-    """The records of all evaluations of this work folder that this version can read."""
+    """Yield the records of all evaluations of this work folder that this version can read."""
     for file in paths.root.glob("*/evaluation.json"):
         if (record := read_evaluation(EvaluationPaths(file.parent))) is not None:
             yield record
@@ -299,7 +300,7 @@ def _pin(record: EvaluationRecord) -> Path:
 
 
 def _leave_pin(pin: Path) -> None:
-    """Write a pin. What is at its name goes, and is not followed: others may write to the checkpoint's folder. OSError."""
+    """Write a pin, replacing anything of that name without following it, since others may write there. Raise OSError."""
     pin.unlink(missing_ok=True)
     descriptor = os.open(pin, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 (a descriptor)
@@ -309,7 +310,7 @@ def _leave_pin(pin: Path) -> None:
 def _phase(state: State) -> Literal["waiting", "started", "over"]:
     if state.ended_at is not None or state.ending.cancelled:
         return "over"
-    # a prefetch is no start; an evaluation that a person retried or paused is never dropped as stale
+    # a prefetch is not a start; an evaluation that a person retried or paused is never dropped as stale
     kept = state.ending.retried or state.nodes.paused_at is not None
     started = kept or any(n.lanes for n in state.nodes.by_name.values())
     return "started" if started else "waiting"

@@ -1,7 +1,7 @@
-"""A submission: its files for the daemon in the work folder, and what became of it.
+"""A submission: its files for the daemon in the work folder, and its fate.
 
-Rule: a submission's files are there until the daemon has dealt with them. So what the daemon wrote before is told from
-what it wrote after, and no clocks of two hosts are compared. Called by `coordinator.api`.
+Rule: a submission's files exist until the daemon has handled them. This tells what the daemon wrote before from what it wrote
+after, without comparing clocks of two hosts. Called by `coordinator.api`.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from evaljobs.contract.specs import Record
 
 
 class Submission(Record):
-    """What follows from a submission. `what` is for programs, `note` and `waits` are for people."""
+    """The effect of a submission. `what` is for programs, `note` and `waits` are for people."""
 
     evaluation_id: str  # for `wait`, `results` and the commands
-    checkpoint: str  # folder, as it was announced
+    checkpoint: str  # folder, as announced
     suite: str  # as in the notice: a name, or the full path of a file
     what: str  # new | known | priority-raised | taken-up-again | ended
     note: str = ""  # the same for people
     daemon: bool = False  # a daemon runs for the work folder
-    waits: str = ""  # what it waits for, where no daemon runs
-    sent: tuple[str, ...] = ()  # its files in the work folder; the daemon removes each that it has dealt with
-    ended_bytes: int | None = None  # length of the journal of an evaluation that had ended and is resumed
+    waits: str = ""  # what it waits for, if no daemon runs
+    sent: tuple[str, ...] = ()  # its files in the work folder; the daemon removes each once it is handled
+    ended_bytes: int | None = None  # journal length of a resumed evaluation that had ended
 
 
 def send(paths: WorkPaths, notice: inbox.Notice, answer: resubmit.Submitted, daemon: str) -> Submission:
-    """Leave the notice of a checkpoint and the command that `answer` asks for. `daemon`: the command that starts one."""
+    """Write the notice of a checkpoint and the command that `answer` asks for. `daemon`: the command that starts one."""
     if answer.again:
         refuse_guest(paths.root)  # a command follows
     evaluation_id = notice.evaluation_id
@@ -63,7 +63,7 @@ def send(paths: WorkPaths, notice: inbox.Notice, answer: resubmit.Submitted, dae
 
 
 def find_submission(settings: Config, name: str) -> Submission:
-    """The evaluation whose id `name` begins, or the submission of this id that waits. OperatorError."""
+    """Return the evaluation whose id begins with `name`, or its pending submission. Raise OperatorError unless there is one."""
     try:
         found = find_folder(settings, name).root.name
     except OperatorError:
@@ -77,9 +77,9 @@ def find_submission(settings: Config, name: str) -> Submission:
 
 
 def withdrawn(settings: Config, name: str) -> str:
-    """Withdraw the submission whose evaluation's id begins with `name`, and return the id; "" where none waits.
+    """Withdraw the submission whose evaluation's id begins with `name`, and return the id; "" if none is pending.
 
-    A daemon may be accepting it at this moment: a running one gets a command to cancel it, too.
+    A running daemon may be accepting it at this moment, so it gets a command to cancel it as well.
     """
     paths = WorkPaths(settings.work_dir)
     files = inbox.waiting_files(paths)
@@ -101,7 +101,7 @@ def withdrawn(settings: Config, name: str) -> str:
 
 
 def why_waiting(settings: Config, submission: Submission, daemon: str) -> str:
-    """Why nothing becomes of it now, where no process works on it; "" else. `daemon`: the command that starts one."""
+    """Return why nothing happens to it now, if no process works on it; otherwise "". `daemon`: the command that starts one."""
     paths = WorkPaths(settings.work_dir)
     holder = WorkLock(paths.lock).holder()
     begun = Journal.begun(paths.evaluation(submission.evaluation_id).journal)
@@ -111,13 +111,13 @@ def why_waiting(settings: Config, submission: Submission, daemon: str) -> str:
 
 
 def has_ended(settings: Config, submission: Submission) -> bool:
-    """Has it ended since the submission?
+    """Return whether it has ended since the submission.
 
-    OperatorError where the daemon refused the checkpoint, made another evaluation of it, or gave the evaluation up.
+    Raise OperatorError if the daemon refused the checkpoint, made another evaluation of it, or gave the evaluation up.
     """
     paths = WorkPaths(settings.work_dir)
     folder = paths.evaluation(submission.evaluation_id)
-    unread = any(Path(file).exists() for file in submission.sent)  # first: the daemon removes them last
+    unread = any(Path(file).exists() for file in submission.sent)  # first, since the daemon removes them last
     found = read_summary(folder)
     if found is not None and found.ended_at is not None:
         return found.journal_bytes != submission.ended_bytes
@@ -131,7 +131,7 @@ def has_ended(settings: Config, submission: Submission) -> bool:
 
 
 def _check_begun(paths: WorkPaths, submission: Submission) -> None:
-    """OperatorError unless its evaluation has begun meanwhile."""
+    """Raise OperatorError unless its evaluation has begun."""
     name = submission.evaluation_id
     if refusal := inbox.refusal_of(paths, submission.sent):  # also of a command, which names no checkpoint
         raise OperatorError(f"{refusal.checkpoint or name} was refused: {refusal.why}")

@@ -1,6 +1,6 @@
-"""The evaluations of a work folder as their summaries say. Writes nothing there.
+"""Summaries of the evaluations of a work folder. Writes nothing there.
 
-Rule: the journal is replayed of an evaluation alone that has no valid summary; once, until it has grown.
+Rule: a journal is replayed only if its evaluation has no valid summary; once, until it has grown.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from coordinator.evaluation.records import EvaluationRecord
 from coordinator.runtime.summary import Summary, read_evaluation, read_file
 from evaljobs.contract.paths import EvaluationPaths
 
-ENDED_SECONDS = (
-    60.0  # between two readings of the summaries of evaluations that have ended: a retry may concern them
-)
+ENDED_SECONDS = 60.0  # between two readings of summaries of ended evaluations, in case of a retry
 
 
 def known_ids(work_dir: Path) -> list[str]:
@@ -31,7 +29,7 @@ def known_ids(work_dir: Path) -> list[str]:
 
 
 def unreadable(work_dir: Path) -> str:
-    """Say how many evaluations of a work folder their owner keeps from this user; "" where none."""
+    """Return how many evaluations of a work folder this user may not read; "" if none."""
     folders = [p for p in work_dir.glob("*-" + 8 * "[0-9a-f]") if not os.access(p, os.X_OK)]
     many = "evaluations here belong" if len(folders) > 1 else "evaluation here belongs"
     todo = "cannot be read: their owner lets a group read by `shared_group` in evalspan.toml"
@@ -39,8 +37,8 @@ def unreadable(work_dir: Path) -> str:
 
 
 def find_folder(config: Config, prefix: str) -> EvaluationPaths:
-    """The folder of the evaluation whose id begins with `prefix`, or has it as its digest. OperatorError unless exactly
-    one does.
+    """Return the folder of the evaluation whose id begins with `prefix`, or ends with it as its digest. Raise OperatorError
+    unless there is exactly one.
     """
     root = Path(config.work_dir)
     if prefix != ".." and Path(prefix).name == prefix and os.path.exists(root / prefix / "journal.jsonl"):  # noqa: PTH110 (False in a private folder)
@@ -57,7 +55,7 @@ def find_folder(config: Config, prefix: str) -> EvaluationPaths:
 
 
 def find_record(config: Config, prefix: str) -> tuple[EvaluationRecord, EvaluationPaths]:
-    """The evaluation of that name as it was accepted. OperatorError."""
+    """Return the evaluation of that name as it was accepted. Raise OperatorError if it cannot be read."""
     paths = find_folder(config, prefix)
     if (record := read_evaluation(paths)) is None:
         raise OperatorError(f"{paths.evaluation} cannot be read")
@@ -65,22 +63,23 @@ def find_record(config: Config, prefix: str) -> tuple[EvaluationRecord, Evaluati
 
 
 class Summaries:
-    """Follows the evaluations of a work folder. Those that have ended are read again once in ENDED_SECONDS."""
+    """Follows the evaluations of a work folder. Ended ones are read again every ENDED_SECONDS."""
 
     def __init__(self, config: Config, only: str | None = None, most: float = math.inf) -> None:
-        """`only`: the id of one evaluation; `most`: ended evaluations whose summaries are kept, the newest."""
-        self.open: list[Summary] = []  # that have not ended, oldest first; as of the last `look`
-        self.ended: list[Summary] = []  # the newest first
+        """Follow the evaluation `only`, or all; keep the summaries of the `most` newest ended ones."""
+        self.open: list[Summary] = []  # oldest first; as of the last `look`
+        self.ended: list[Summary] = []  # newest first
         self._config = config
         self._most = most
         self._names: frozenset[str] = frozenset([only] if only else [])
         self._listing = None if only else Listing(config.work_dir)
-        self._over: set[str] = set()  # names of evaluations that had ended when they were read last
+        self._over: set[str] = set()  # names of evaluations that had ended when last read
         self._over_at = -math.inf
-        self._replayed: dict[str, tuple[int, Summary | None]] = {}  # bytes of a journal, and what it gave
+        # journal's length in bytes, and its summary
+        self._replayed: dict[str, tuple[int, Summary | None]] = {}
 
     def look(self, now: float) -> None:
-        """Read what may have changed. `now`: seconds of any clock that goes on."""
+        """Read what may have changed. `now`: seconds of any monotonic clock."""
         self._list(now)
         if now - self._over_at >= ENDED_SECONDS:
             self._over, self._over_at, self.ended = set(), now, []
@@ -112,10 +111,10 @@ class Summaries:
                 yield summary
 
     def _by_journal(self, paths: EvaluationPaths) -> Summary | None:
-        """None where it is no evaluation: its journal is empty, or of another folder."""
+        """Return None for a folder that is not an evaluation: its journal is empty, or of another folder."""
         try:
             size = paths.journal.stat().st_size
-        except OSError:  # no evaluation, or storage is away for a moment
+        except OSError:  # not an evaluation, or storage is unavailable
             return self._replayed.get(paths.root.name, (0, None))[1]
         known = self._replayed.get(paths.root.name)
         if known is None or known[0] != size:

@@ -1,7 +1,7 @@
-"""Makes the `Summary` of an evaluation from its state: its stage, what it waits for, what it runs, the time left.
+"""Builds the `Summary` of an evaluation from its state: its stage, what it waits for, what it runs, the time left.
 
-Rule: derived from the state, from what the cluster lists of its jobs, and from its work queue; `summary_now` adds what files
-say. Called by `coordinator.runtime.runner`, and `by_journal` for an evaluation without a valid one.
+Rule: derived from the state, the cluster's listing of its jobs, and its work queue; `summary_now` adds what files say. Called
+by `coordinator.runtime.runner`, and `by_journal` for an evaluation without a valid one.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from evaljobs.contract.paths import EvaluationPaths
 if TYPE_CHECKING:  # `submit` loads no Redis client
     from evaljobs.queue.work_queue import Progress, QueueSnapshot
 
-WAITS_SECONDS = 15.0  # a job that is pending for less is only starting
-LEAST_SECONDS = 1.0  # predicted while a shard is to do
-MOST_LANES = 64  # in a summary each with its own task; of more, those of MOST_NODES nodes are counted
+WAITS_SECONDS = 15.0  # a job pending for less is only starting
+LEAST_SECONDS = 1.0  # prediction while a shard is to do
+MOST_LANES = 64  # listed individually; beyond it, trials are counted per node for MOST_NODES nodes
 MOST_NODES = 16
-MOST_KINDS = 4  # of open metric jobs in a summary; further ones are counted together
-LATEST = 12  # tasks scored last that have all their values in a summary
+MOST_KINDS = 4  # latest scored tasks with all their values in a summary
+LATEST = 12  # of each
 SCORES_SHOWN = 4  # of each
 LOADING = {"import", "load"}  # phases of a trial before its model can infer
 PENDING = "pending"
@@ -60,8 +60,8 @@ JOBS = {
     "host": "trial host",
     "metric": "metric-worker job",
 }
-OTHERS = "others"  # open metric jobs of further kinds
-Values = Callable[[EntryState], Sequence[ScoreValue]]  # of a scored task; () where its file cannot be read
+OTHERS = "others"  # label of further kinds of open metric jobs
+Values = Callable[[EntryState], Sequence[ScoreValue]]  # of a scored task; () if its file cannot be read
 
 
 def summary_of(
@@ -71,7 +71,7 @@ def summary_of(
     listed: Sequence[JobState] = (),
     scores: Values = lambda _: (),
 ) -> Summary:
-    """The summary of a state. `snapshot`: its work queue; `listed`: the cluster's jobs; `now`: unix seconds."""
+    """Return the summary of a state. `snapshot`: its work queue; `listed`: the cluster's jobs; `now`: unix seconds."""
     shards = state.shards.by_name
     open_metrics = [state.scoring.metrics[name] for name in sorted(state.scoring.outstanding)]
     kinds = Counter(f"{m.kind} {m.task or state.entries[m.entry].name}" for m in open_metrics).most_common()
@@ -128,7 +128,7 @@ def summary_now(
     failed: Mapping[str, str] | None = None,
     read: Callable[[str, int], Sequence[ScoreValue]] | None = None,
 ) -> Summary:
-    """`summary_of`, with what its files say. `failed`: job or trial -> its error; None: read here. `read`: `values_in`."""
+    """Return `summary_of` with what its files say. `failed`: job or trial -> its error; None: read here. `read`: `values_in`."""
     made = summary_of(state, now, snapshot, listed, partial(_values, read or values_in))
     if state.ended_at is None:
         failed = failed_jobs(paths) if failed is None else failed
@@ -138,14 +138,14 @@ def summary_now(
 
 def _values(read: Callable[[str, int], Sequence[ScoreValue]], entry: EntryState) -> Sequence[ScoreValue]:
     file = Path(entry.result_file)
-    with suppress(OSError):  # a retry goes on with the scores that were archived before
+    with suppress(OSError):  # a retry continues with scores that were archived before
         place = file if file.exists() else archive_of(file.parent.parent)
         return read(entry.result_file, place.stat().st_mtime_ns)
     return ()
 
 
 def values_in(file: str, _written_at: int) -> Sequence[ScoreValue]:
-    """The values in a score file."""
+    """Return the values in a score file."""
     results = read_json(Path(file))
     return top_scores(scores_of(results), groups_of(results))
 
@@ -159,7 +159,7 @@ def _tasks(state: State, scores: Values) -> Iterator[Task]:
 
 
 def _task_state(state: State, entry: EntryState) -> str:
-    """What a task waits for. Its programs are run or judged once all its responses are written."""
+    """Return a task's state. Its programs run or are judged once all its responses are written."""
     leaves = [state.shards.leaves[name] for name in entry.leaves.values()]
     if entry.status == "built" and leaves and all(leaf.todo == 0 for leaf in leaves):
         return "executing"
@@ -167,7 +167,7 @@ def _task_state(state: State, entry: EntryState) -> str:
 
 
 def _lanes(state: State, snapshot: QueueSnapshot | None) -> dict[str, Any]:
-    """What each living trial does; of many, how many trials of the first nodes do what."""
+    """Return what each living trial does; if they are many, counts for the first nodes."""
     trials = {} if snapshot is None else snapshot.trials
     names = {trial.lane: name for name, trial in state.trials.live.items()}
     lanes = [_lane(state, lane, names[lane], trials.get(names[lane])) for lane in sorted(names, key=_natural)]
@@ -190,7 +190,7 @@ def _lane(state: State, lane: str, trial: str, progress: Progress | None) -> Lan
 
 
 def _natural(lane: str) -> list[tuple[bool, int, str]]:
-    """Sort key that puts n2 before n10."""
+    """Return a sort key that puts n2 before n10."""
     parts = "".join(c if c.isdigit() else f"\0{c}\0" for c in lane).replace("\0\0", "").split("\0")
     return [(p.isdigit(), int(p) if p.isdigit() else 0, p) for p in parts if p]
 
@@ -211,9 +211,9 @@ def _nodes(state: State) -> Iterator[Node]:
 
 
 def stage_of(state: State, now: float, snapshot: QueueSnapshot | None = None) -> str:
-    """The furthest stage under way, in one or two words; "waits" where no job of it runs and none is starting.
+    """Return the furthest stage in progress in one or two words; "waits" if none of its jobs runs or is starting.
 
-    `snapshot`: its work queue, in which running trials say whether they load or infer; None: not read.
+    `snapshot`: its work queue, in which running trials report whether they load or infer; None: not read.
     """
     if state.ending.phase >= Phase.LEAVING:
         return "clearing" if state.ended_at is None else "cancelled" if state.ending.cancelled else "ended"
@@ -231,7 +231,7 @@ def stage_of(state: State, now: float, snapshot: QueueSnapshot | None = None) ->
 
 
 def _under_way(state: State) -> tuple[str, list[JobInfo]]:
-    """The stage before the last response, and the jobs whose start it needs."""
+    """Return the stage before the last response, and the jobs whose start it needs."""
     unbuilt = any(e.status in ("unbuilt", "building") for e in state.entries)
     early = unbuilt and not state.shards.leaves  # trials load meanwhile
     if state.trials.live and (state.running_trials or done_shards(state)) and not early:
@@ -247,7 +247,7 @@ def _under_way(state: State) -> tuple[str, list[JobInfo]]:
 
 
 def _trials_stage(state: State, snapshot: QueueSnapshot | None) -> str:
-    """What the running trials do: "inference" where one infers, or where some shards are done and no trial loads."""
+    """Return what the running trials do: "inference" if one infers, or if some shards are done and no trial loads."""
     trials = {} if snapshot is None else snapshot.trials
     phases = {trials[name].phase for name in state.running_trials if name in trials}
     if "infer" not in phases and phases & LOADING:
@@ -260,12 +260,12 @@ def done_shards(state: State) -> int:
 
 
 def is_pending(info: JobInfo, now: float) -> bool:
-    """Was it submitted a while ago, and has the cluster started no member of it?"""
+    """Return whether the job was submitted a while ago and the cluster has started none of its members."""
     return has_pending(info, now) and "running" not in info.members.values()
 
 
 def has_pending(info: JobInfo, now: float) -> bool:
-    """Was it submitted a while ago, and has the cluster not started all members of it?"""
+    """Return whether the job was submitted a while ago and the cluster has not started all of its members."""
     return (
         info.phase == "submitted"
         and now - info.changed_at >= WAITS_SECONDS
@@ -274,7 +274,7 @@ def has_pending(info: JobInfo, now: float) -> bool:
 
 
 def _waits(state: State, now: float, listed: Sequence[JobState], stage: str) -> Iterator[Timed]:
-    """What it waits for: each kind of pending job and each reason, or a free slot."""
+    """Yield what it waits for: each kind of pending job and each reason, or a free slot."""
     if state.ended_at is not None:
         return
     found = list(_pending_jobs(state, now, listed))
@@ -293,7 +293,7 @@ def _pending_jobs(state: State, now: float, listed: Sequence[JobState]) -> Itera
             continue
         for member in (m for m, phase in info.members.items() if phase == "pending"):
             if listed and (name, member) not in reasons:
-                continue  # it started since the journal was written
+                continue  # it has started since the journal was written
             what = (JOBS.get(info.job.purpose, info.job.purpose), in_words(reasons.get((name, member), "")))
             found[what] += 1
             since[what] = min(since.get(what, now), info.changed_at)
@@ -303,10 +303,10 @@ def _pending_jobs(state: State, now: float, listed: Sequence[JobState]) -> Itera
 
 
 def seconds_left(state: State, now: float) -> float | None:
-    """Predicted seconds until the last score; None before the plan and when no work is left.
+    """Predict the seconds until the last score; None before the plan and when no work is left.
 
-    Mixes the plan, which has the load and the CPU tail, with the pace of the shards so far, weighted by the share of
-    work that is done. The plan's time runs from the start of the first trial. Never below what the shards to do need.
+    Mixes the plan, which includes the load and the CPU tail, with the pace of the shards so far, weighted by the share of
+    work done. The plan's time runs from the start of the first trial. Never below what the shards to do need.
     """
     if state.plan.made_at is None or not state.shards.by_name or state.ended_at is not None:
         return None
@@ -330,7 +330,7 @@ def seconds_left(state: State, now: float) -> float | None:
 
 
 def _inference_seconds(state: State, now: float) -> float:
-    """Seconds since the first of the present trials started; 0 while none has."""
+    """Return the seconds since the first current trial started; 0 if none has."""
     assert state.plan.made_at is not None
     starts = [
         info.changed_at
@@ -341,7 +341,7 @@ def _inference_seconds(state: State, now: float) -> float:
 
 
 def _tail_seconds(state: State) -> float:
-    """Predicted seconds of the metric jobs that are open."""
+    """Predict the seconds of the open metric jobs."""
     open_ones = [state.scoring.metrics[name].seconds for name in state.scoring.outstanding]
     return max([sum(open_ones) / state.cpu_slots, *open_ones], default=0.0)
 

@@ -1,8 +1,8 @@
-"""`Summary`: all that is shown of one evaluation, in its `status.json`.
+"""`Summary`: everything shown of one evaluation, in its `status.json`.
 
-Rule: the journal stays the truth. A coordinator writes the summary of what it runs where it has changed, at most every
-WRITE_SECONDS, and at the end. Screens, pages, metrics and news read it and replay no journal. That of an ended evaluation
-counts while the journal has the length that it had at the end. `coordinator.runtime.summarise` makes it from a state.
+Rule: the journal remains the truth. A coordinator writes changed summaries of its evaluations at most every WRITE_SECONDS,
+and at the end. Screens, pages, metrics and news read them and replay no journal. The summary of an ended evaluation is valid
+while the journal has the length recorded at the end. `coordinator.runtime.summarise` builds it from a state.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from evaljobs.contract.specs import Kept
 from evaljobs.contract.storage import write_atomic
 
 SCHEMA_VERSION: Literal[3] = 3
-WRITE_SECONDS = 5.0  # least between two writes of one evaluation's summary
-SILENT_SECONDS = 90.0  # without a sign of its coordinator: then an evaluation reads "stopped"
+WRITE_SECONDS = 5.0  # minimum between two writes of one evaluation's summary
+SILENT_SECONDS = 90.0  # without a sign of its coordinator, after which an evaluation is "stopped"
 MOST_BYTES = 64 * 1024  # of a summary
-CUTS = (200, 60, 20, 5)  # members that its lists keep where it would be larger: the first that suffices
+CUTS = (200, 60, 20, 5)  # list lengths to try in turn if it would be larger
 CUT_TEXT = 200  # characters of an error then
 WARNINGS = 5  # of a summary: the last ones
 PAUSED = "paused"  # a person lets it use no node
@@ -53,7 +53,7 @@ STOPPED = "no process goes on with it: type the same `evalspan eval …` again, 
 
 
 class Timed(Kept):
-    """What happens, such as "a trial is pending"; `at`: since or until when, in unix seconds; `why`: "" where unknown."""
+    """Something that happens, such as "a trial is pending"; `at`: since or until when, in unix seconds; `why`: "" if unknown."""
 
     what: str
     at: float | None = None
@@ -61,7 +61,7 @@ class Timed(Kept):
 
 
 class Task(Kept):
-    """A task of the suite. `scores`: up to SCORES_SHOWN of a task scored lately, else its main one."""
+    """A task of the suite. `scores`: up to SCORES_SHOWN of a recently scored task, otherwise its main one."""
 
     name: str
     state: str  # to build | building requests | to infer | executing | scoring | scored | failed
@@ -70,7 +70,7 @@ class Task(Kept):
 
 
 class Lane(Kept):
-    """What the trial of a lane does. `batch`: "3 of 10"; `task` and `batch` are "" where it has no shard."""
+    """What the trial of a lane does. `batch`: "3 of 10"; `task` and `batch` are "" if it has no shard."""
 
     lane: str
     doing: str
@@ -79,19 +79,19 @@ class Lane(Kept):
 
 
 class Node(Kept):
-    """A node of an evaluation. `until`: unix seconds of the end of its back-off, the `times`th."""
+    """A node of an evaluation. `until`: unix seconds of the end of its current back-off, number `times`."""
 
     name: str
     status: str  # offered | staging | ready | back-off | withdrawn
     gpus: int = 0  # for its trials; 0 in back-off
-    trials: int = 0  # that live
+    trials: int = 0  # living ones
     why: str = ""
     until: float | None = None
     times: int = 0
 
 
 class Parked(Kept):
-    """Why an evaluation cannot go on now. `cancelled`: the reason of a cancellation that waits for its return, or ""."""
+    """Why an evaluation cannot continue now. `cancelled`: reason of a cancellation that is pending until it resumes, or ""."""
 
     at: float  # unix seconds
     error: str
@@ -102,20 +102,20 @@ class Parked(Kept):
 class Summary(Ended):
     """One evaluation. Times ending in `_at` and `_until` are unix seconds, others seconds.
 
-    Of its document's scores, the main one of each task or group: thousands of summaries are read at once.
+    Includes only the main score of each task or group, since thousands of summaries are read at once.
     """
 
-    schema_version: Literal[3]  # one of another version is made anew
+    schema_version: Literal[3]  # summaries of other versions are rebuilt
     written_at: float
-    journal_format: int = 0  # of an evaluation of which this is another one than today's, only the end counts
+    journal_format: int = 0  # of another format than today's, only the end counts
     journal_bytes: int = 0  # at the end; 0 before
 
-    converted_digest: str | None = None  # of the announced checkpoint: names its converted copy
+    converted_digest: str | None = None  # digest of the announced checkpoint, which names its converted copy
     priority: int = 0  # higher is served first
     ended_at: float | None = None
 
-    phase: str = "running"  # of `evaluation.state.Phase`
-    stage: str = "unreadable"  # the furthest under way, in one or two words; "ended", "cancelled" at the end
+    phase: str = "running"  # as in `evaluation.state.Phase`
+    stage: str = "unreadable"  # furthest in progress, in one or two words; "ended" or "cancelled" at the end
     cancelled: str = ""  # why a person ended it, or ""
     parked: Parked | None = None
     paused_at: float | None = None  # since when a person lets it use no node; None: it is not paused
@@ -123,36 +123,36 @@ class Summary(Ended):
     fault: str = ""  # why its journal cannot be read
 
     entries: int = 0  # tasks that are asked
-    scored: int = 0  # of these, those that have their scores
-    tasks: tuple[Task, ...] = ()  # in the file of one that has ended: those that failed
+    scored: int = 0  # entries with scores
+    tasks: tuple[Task, ...] = ()  # of an ended evaluation: only those that failed
     shards: int = 0  # 0 before the plan is made
     shards_done: int = 0
     shards_quarantined: int = 0
-    trials: int = 0  # that live
+    trials: int = 0  # living ones
     gpus: int = 0  # of trials whose jobs run
-    lanes: tuple[Lane, ...] = ()  # of living trials; () where there are more than MOST_LANES
+    lanes: tuple[Lane, ...] = ()  # of living trials; empty if more than MOST_LANES
     lanes_by_node: Mapping[
         str, Mapping[str, int]
     ] = {}  # then: the first nodes -> what their trials do -> trials
     nodes: tuple[Node, ...] = ()  # in use, prefetched to, in back-off or withdrawn
     nodes_by_status: Mapping[str, int] = Field(default_factory=dict)  # without those prefetched to
-    jobs: Mapping[str, int] = Field(default_factory=dict)  # purpose -> jobs in the cluster's queue or running
-    metric_jobs: int = 0  # given to RQ in all
+    jobs: Mapping[str, int] = Field(default_factory=dict)  # purpose -> pending or running jobs
+    metric_jobs: int = 0  # total given to RQ
     metric_jobs_open: Mapping[str, int] = Field(
         default_factory=dict
     )  # kind and task -> those without an outcome
 
     done_at: float | None = None  # predicted time of the last score
-    waits_until: float | None = None  # while all nodes are in back-off: the first returns
-    waits: tuple[Timed, ...] = ()  # for what it waits, since `at`
-    held: tuple[Timed, ...] = ()  # jobs that Slurm does not take yet; submitted again at `at`
-    stragglers: Mapping[str, str] = Field(default_factory=dict)  # trial -> how slow it is, in words
+    waits_until: float | None = None  # set while all nodes are in back-off, until the first returns
+    waits: tuple[Timed, ...] = ()  # what it waits for, since `at`
+    held: tuple[Timed, ...] = ()  # jobs that a limit keeps out; submitted again at `at`
+    stragglers: Mapping[str, str] = Field(default_factory=dict)  # trial -> its slowdown as a sentence
     failed_jobs: Mapping[str, str] = Field(
         default_factory=dict
-    )  # job or trial -> the last line of its error; mended ones included
+    )  # job or trial -> the last line of its error, including errors since overcome
     warnings: tuple[str, ...] = ()  # the last ones
 
-    left_out: str = ""  # where it was cut: what has the rest
+    left_out: str = ""  # if it was shortened: where the rest is
 
     @property
     def errors(self) -> dict[str, str]:
@@ -161,18 +161,18 @@ class Summary(Ended):
 
     @property
     def result(self) -> str:
-        """Of one that has ended."""
+        """Outcome of an ended evaluation."""
         return "cancelled" if self.cancelled else "failed" if self.errors else "done"
 
     def like(self, other: Summary | None) -> bool:
-        """Do both show the same? The time of writing and a prediction that moves with it do not count."""
+        """Return whether both show the same, except for the time of writing and the prediction that moves with it."""
         if other is None:
             return False
         return self.model_copy(update={"written_at": other.written_at, "done_at": other.done_at}) == other
 
     @property
     def turn(self) -> tuple[float, float]:
-        """Evaluations are served in this order."""
+        """Sort key of the order in which evaluations are served."""
         return -self.priority, self.accepted_at
 
     @property
@@ -182,7 +182,7 @@ class Summary(Ended):
 
 
 class Halt(NamedTuple):
-    """Why an evaluation does not go on. `word`: stopped | paused | parked | given up; `since`: unix seconds."""
+    """Why an evaluation does not progress. `word`: stopped | paused | parked | given up; `since`: unix seconds."""
 
     word: str
     since: float
@@ -194,7 +194,7 @@ class Halt(NamedTuple):
 
 
 def halt_of(summary: Summary | None, paths: EvaluationPaths, *, held: bool | None = None) -> Halt | None:
-    """Of an evaluation that has not ended; None where it goes on. `held` as of `is_alive`."""
+    """Return why an open evaluation does not progress; None if it does. `held`: as in `is_alive`."""
     if summary is not None and (parked := summary.parked) is not None:
         return Halt(GIVEN_UP if parked.until is None else "parked", parked.at, parked.error)
     if summary is not None and summary.paused_at is not None:
@@ -204,10 +204,10 @@ def halt_of(summary: Summary | None, paths: EvaluationPaths, *, held: bool | Non
 
 
 def is_alive(paths: EvaluationPaths, *, held: bool | None = None) -> bool:
-    """Does a coordinator run it? `held`: a process holds the work folder; None: it is asked here.
+    """Return whether a coordinator is running this evaluation. `held`: a process holds the work folder; None: find out.
 
-    Its coordinator signs its journal every 10 s: a process that hangs, or that runs other evaluations alone, does not. Both
-    times of its lease are of one moment, by its clock and by the file server's: so its clock may differ from ours.
+    The coordinator signs its journal every 10 s; one that hangs, or runs only other evaluations, does not. The lease records
+    one moment by the coordinator's clock and by the file server's, so their clocks may differ.
     """
     work, ahead = WorkPaths(paths.root.parent), 0.0
     held = WorkLock(work.lock).held() if held is None else held
@@ -218,7 +218,7 @@ def is_alive(paths: EvaluationPaths, *, held: bool | None = None) -> bool:
 
 
 def last_sign(paths: EvaluationPaths) -> float:
-    """When a coordinator signed its journal last, in unix seconds; now where storage is away."""
+    """Return when a coordinator last signed its journal, in unix seconds; now if storage is unavailable."""
     try:
         return paths.journal.stat().st_mtime
     except OSError:
@@ -229,7 +229,7 @@ def last_sign(paths: EvaluationPaths) -> float:
 
 
 def write_summary(paths: EvaluationPaths, summary: Summary) -> bool:
-    """Write it, unless its folder was removed. False where the disk refuses it: readers use the journal then."""
+    """Write a summary, unless its folder was removed. Return False if the disk refuses it; readers then use the journal."""
     try:
         if paths.root.is_dir():
             write_atomic(paths.status, as_json(fitted(summary)))
@@ -243,9 +243,9 @@ def as_json(summary: Summary) -> bytes:
 
 
 def fitted(summary: Summary) -> Summary:
-    """The summary in at most MOST_BYTES: lists are cut, tasks that failed stay first, and `left_out` says what has all.
+    """Shorten the summary to MOST_BYTES: lists are cut, failed tasks stay first, and `left_out` names the complete files.
 
-    Of one that has ended, only the tasks that failed are kept.
+    For an ended evaluation only failed tasks are kept.
     """
     if summary.ended_at is not None:
         summary = summary.model_copy(update={"tasks": tuple(t for t in summary.tasks if t.error)})
@@ -275,7 +275,7 @@ def _first(texts: Mapping[str, str], most: int) -> dict[str, str]:
 
 
 def read_file(root: str) -> Summary | None:
-    """The valid summary in the folder of an evaluation; None without one. For thousands: no paths, no buffers."""
+    """Read the valid summary in the folder of an evaluation; None if there is none. Fast enough for thousands of folders."""
     try:
         file = os.open(f"{root}/status.json", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -292,18 +292,18 @@ def read_file(root: str) -> Summary | None:
 
 
 def read_summary(paths: EvaluationPaths) -> Summary | None:
-    """The valid summary; None where only the journal says how it stands, as where a retry was journalled since."""
+    """Read the valid summary; None if only the journal is current, for instance since a retry."""
     return read_file(str(paths.root))
 
 
 def ended(paths: EvaluationPaths) -> Summary | None:
-    """The summary of an evaluation that has ended; None of any other."""
+    """Return the summary of an evaluation if it has ended, otherwise None."""
     found = read_summary(paths)
     return None if found is None or found.ended_at is None else found
 
 
 def read_evaluation(paths: EvaluationPaths) -> EvaluationRecord | None:
-    """The record that an evaluation was accepted with; None where it cannot be read."""
+    """Read the record that an evaluation was accepted with; None if it cannot be read."""
     try:
         return EvaluationRecord.model_validate_json(paths.evaluation.read_bytes())
     except (OSError, ValidationError):
@@ -311,7 +311,7 @@ def read_evaluation(paths: EvaluationPaths) -> EvaluationRecord | None:
 
 
 def of_record(paths: EvaluationPaths, fault: str) -> Summary:
-    """What `evaluation.json` says alone, where the journal cannot be read: `fault` says why."""
+    """Return a summary from `evaluation.json` alone if the journal cannot be read; `fault` says why."""
     record = read_evaluation(paths)
     known = {} if record is None else known_by(record)
     known |= {"schema_version": SCHEMA_VERSION, "evaluation_id": paths.root.name}
@@ -319,7 +319,7 @@ def of_record(paths: EvaluationPaths, fault: str) -> Summary:
 
 
 def known_by(record: EvaluationRecord) -> dict[str, Any]:
-    """Fields of a summary that the record gives."""
+    """Return the fields of a summary that the record determines."""
     return {
         **head_of(record),
         "schema_version": SCHEMA_VERSION,
@@ -333,7 +333,7 @@ def known_by(record: EvaluationRecord) -> dict[str, Any]:
 
 
 def with_document(summary: Summary, paths: EvaluationPaths) -> Summary:
-    """The summary of one that has ended, with what its document and its outcomes say of scores, costs and failures."""
+    """Return the summary of an ended evaluation with the scores, costs and failures from its document and outcomes."""
     (found,) = documents(paths.root.parent, [summary])
     said = {name: getattr(found, name) for name in Ended.model_fields.keys() - Head.model_fields.keys()}
     words = {
@@ -352,19 +352,19 @@ def with_document(summary: Summary, paths: EvaluationPaths) -> Summary:
 
 
 def failed_jobs(paths: EvaluationPaths) -> dict[str, str]:
-    """Job or trial -> why it failed and its error line, by their outcome files; retried ones included."""
+    """Return job or trial -> why it failed and its error line, from outcome files; includes retried ones."""
     return {name: in_words(of_outcome(outcome), outcome.error) for name, outcome in failures(paths).items()}
 
 
 def failed_job(paths: EvaluationPaths, made: Evaluation) -> str:
-    """Return the job or trial that ended with an error of its tasks, else any that failed; "" where none did."""
+    """Return the job or trial that ended with an error of its tasks, otherwise any that failed; "" if none did."""
     found, said = failures(paths), made.failed.values()
     causes = [name for name, outcome in found.items() if any(outcome.error in error for error in said)]
     return next(reversed([*made.died, *found, *causes]), "")
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object in a file, archived or not; empty where it is not there, or storage is away for a moment."""
+    """Read a JSON object from a file, archived or not; empty if it is missing or storage is unavailable."""
     with suppress(OSError, ValueError):
         if isinstance(found := json.loads(folded.read_bytes(file)), dict):
             return found

@@ -1,7 +1,6 @@
-"""A coordinator from the settings: its cluster, Redis and interpreters.
+"""Builds a coordinator from the settings: its cluster, Redis and interpreters.
 
-Rule: every default that depends on the machine is made here; nothing here decides about an evaluation. Commands call
-`coordinator_of`.
+Rule: every machine-dependent default is set here; nothing here decides about an evaluation. Commands call `coordinator_of`.
 """
 
 from __future__ import annotations
@@ -37,16 +36,17 @@ from coordinator.services.redis_server import RedisServer, SiteRedis, local_addr
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.queue.redis_client import RedisAddress
 
-NODES_PACE = 1.5  # nodes are listed so many times less often than jobs: two RPCs each
-MOST_WORKERS = 64  # metric workers without a setting: more would fill a CPU partition that others share
-PATIENCE_SECONDS = 0.25  # that the loop waits for one Slurm command before it goes on without the answer
-SUBMISSIONS_AT_ONCE = 8  # `sbatch` commands side by side, as of several users
+NODES_PACE = 1.5  # nodes are listed this many times less often than jobs: two RPCs each
+MOST_WORKERS = 64  # default limit on metric workers: more would fill a CPU partition that others share
+PATIENCE_SECONDS = 0.25  # how long the loop waits for a Slurm command before it continues without the answer
+SUBMISSIONS_AT_ONCE = 8  # concurrent `sbatch` commands
 
 
 def hosting(config: Config, cluster: Cluster) -> Hosting:
-    """What of the site asks for one job a node that stages and hosts its trials, and how many metric workers fit there.
+    """Return whether the site needs hosted trials (one job per node that stages and runs them), and how many metric workers
+    fit.
 
-    ClusterError where the site cannot be asked; OperatorError where it lacks a partition that the settings name.
+    Raise ClusterError if the site cannot be queried, OperatorError if it lacks a partition that the settings name.
     """
     if not isinstance(cluster, SlurmCli):
         return Hosting(listed=tuple(cluster.nodes()))
@@ -64,7 +64,7 @@ def hosting(config: Config, cluster: Cluster) -> Hosting:
 
 
 def at_site(record: EvaluationRecord, site: Hosting, config: Config) -> EvaluationRecord:
-    """The record with trials hosted where the site asks for it, and the reason; with no more workers than fit there."""
+    """Return the record with trials hosted if the site requires it, with the reason, and no more workers than fit."""
     options = record.options
     wants = Wants(
         precursor_mb=precursor_memory_mb(record),
@@ -86,7 +86,7 @@ def at_site(record: EvaluationRecord, site: Hosting, config: Config) -> Evaluati
 
 
 def cluster_of(config: Config) -> Cluster:
-    """The cluster that the settings name."""
+    """Return the cluster that the settings name."""
     work = WorkPaths(config.work_dir)
     if config.cluster.kind == "local":
         gpus = gpu_names()
@@ -102,7 +102,7 @@ def cluster_of(config: Config) -> Cluster:
         )
     if shutil.which("sbatch") is None:
         raise OperatorError(
-            "there is no sbatch on this machine: run this on a login node, or use --cluster local"
+            "sbatch was not found on this machine: run this on a login node, or use --cluster local"
         )
     if "," in (clusters := os.environ.get("SLURM_CLUSTERS", "")):
         raise OperatorError(f"SLURM_CLUSTERS names several clusters ({clusters}): set it to one of them")
@@ -115,12 +115,12 @@ def cluster_of(config: Config) -> Cluster:
 
 
 def _digest(text: str) -> str:
-    """Eight hex digits that keep two work folders of one name apart in Slurm's queue."""
+    """Return eight hex digits that keep two work folders of one name apart in Slurm's queue."""
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _secrets(config: Config) -> tuple[str, ...]:
-    """The variable with the judge's key, which jobs that judge get by name (`job_specs.secrets_for`)."""
+    """Return the variable with the judge's key, passed by name to jobs that judge (`job_specs.secrets_for`)."""
     return (config.judge.api_key_env,) if config.judge.api_key_env else ()
 
 
@@ -135,7 +135,7 @@ def slurm_options(config: Config) -> SlurmOptions:
 
 
 def _password(file: Path | None) -> str | None:
-    """OperatorError where the file cannot be read, or where all users may read it."""
+    """Read the Redis password. Raise OperatorError if the file cannot be read, or if all users may read it."""
     if file is None:
         return None
     try:
@@ -148,7 +148,7 @@ def _password(file: Path | None) -> str | None:
 
 
 def keeper_of(config: Config, cluster: Cluster, calls: ClusterCalls | None = None) -> Keeper:
-    """The site's Redis where the settings name one, else a server of our own."""
+    """Return the keeper of the site's Redis if the settings name one, otherwise of our own server."""
     work = WorkPaths(config.work_dir)
     if config.redis.url:
         password = _password(config.redis.password_file)
@@ -169,9 +169,9 @@ def keeper_of(config: Config, cluster: Cluster, calls: ClusterCalls | None = Non
 
 
 def _towards_controller(calls: ClusterCalls) -> Callable[[], str]:
-    """What says where Redis listens: this host's address on the side of the controller, asked for once.
+    """Return a function that gives Redis's address: this host's address facing the controller, queried once.
 
-    RetryError until that is known.
+    It raises RetryError until that is known.
     """
     known: list[str] = []
 
@@ -187,7 +187,7 @@ def _towards_controller(calls: ClusterCalls) -> Callable[[], str]:
 
 
 def _tls_files(config: Config) -> dict[str, str]:
-    """The files of a TLS connection that the settings name; OperatorError where one cannot be read."""
+    """Return the TLS files that the settings name. Raise OperatorError if one cannot be read."""
     files = {}
     named = {"ca_file", "cert_file", "key_file"}
     for key, place in config.redis.model_dump(include=named, exclude_none=True).items():
@@ -200,9 +200,9 @@ def _tls_files(config: Config) -> dict[str, str]:
 
 
 def controller_host() -> str:
-    """Where slurmctld runs: the side of this host that faces it is the one that compute nodes reach.
+    """Return the host of slurmctld: compute nodes reach this host at its address facing that one.
 
-    RetryError while it is away, OperatorError where it does not say.
+    Raise RetryError while it is unreachable, OperatorError if it does not say.
     """
     argv = ["scontrol", "show", "config"]
     said, away = "it names no SlurmctldHost", False
@@ -219,7 +219,7 @@ def controller_host() -> str:
 
 
 def coordinator_of(config: Config) -> Coordinator:
-    """A coordinator for this work folder, not yet in charge of it."""
+    """Build a coordinator for this work folder, not yet in charge of it."""
     accept_rules(WorkPaths(config.work_dir))
     site = site_of(config)
     cluster = cluster_of(config)

@@ -1,7 +1,7 @@
 """The lock of a work folder: one coordinator at a time. Called by `runtime`, and by commands that ask for its holder.
 
-Rule: who takes the lock writes a token of its own to the lock's file. Where locks do not reach from host to host, two take it:
-the earlier one finds a token that is not its own, and ends (`check`), before it does anything that it had logged since.
+Rule: taking the lock writes a unique token to its file. If locks do not reach across hosts, two processes may take it: the
+earlier one finds a foreign token and ends (`check`) before it acts on anything logged since.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ from coordinator.base.words import one_line
 from coordinator.errors import OperatorError, RetryError, TakenOverError
 from evaljobs.contract.storage import make_file, make_folder, try_lock
 
-DAEMON = "evalspan daemon"  # the command that takes submissions while it holds a work folder
-UNTIL_IDLE = f"{DAEMON} --until-idle"  # ... and that ends once it is idle
-NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK})  # of a mount without them
-FILE_BYTES = 1024  # of the lock's file, written when it is taken, so that a full disk refuses no later change
-HOLDER_BYTES = 512  # of them, of the holder and its token; the trouble, which changes often, is written behind these alone
-ASKING_SECONDS = 0.5  # longest time for which a command that only asks for the holder keeps the lock
+DAEMON = "evalspan daemon"  # command that takes submissions while it holds a work folder
+UNTIL_IDLE = f"{DAEMON} --until-idle"  # ... and that exits once it is idle
+# of a mount without locks
+NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK})
+FILE_BYTES = 1024  # written in full when the lock is taken, so that a full disk refuses no later change
+HOLDER_BYTES = 512  # of the holder and its token; the trouble, which changes often, is written after them
+ASKING_SECONDS = 0.5  # longest time that a query for the holder keeps the lock
 
 
 def is_daemon(holder: str) -> bool:
-    """Does this holder of a work folder's lock, as `WorkLock.holder` names it, take submissions?"""
+    """Return whether this holder, as named by `WorkLock.holder`, takes submissions."""
     return holder.startswith(DAEMON)
 
 
 class InUseError(OperatorError):
-    """Another command holds the work folder: `holder`, as `WorkLock.holder` names it."""
+    """Raised if another command holds the work folder: `holder`, as named by `WorkLock.holder`."""
 
     def __init__(self, message: str, holder: str) -> None:
         super().__init__(message)
@@ -38,18 +39,18 @@ class InUseError(OperatorError):
 
 
 class WorkLock:
-    """One coordinator per work folder. The kernel frees the lock when its owner dies, however it dies."""
+    """A lock that allows one coordinator per work folder. The kernel releases it when its owner dies."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd: int | None = None
-        self._mine = b""  # holder and token, as the file has them; empty where the disk refused them
+        self._mine = b""  # holder and token, as in the file; empty if the disk refused them
         self._trouble = ""
 
     def acquire(self, command: str = "evalspan") -> None:
-        """Take the lock for `command`, such as DAEMON; InUseError names the command and the process that hold it.
+        """Take the lock for `command`, such as DAEMON. Raise InUseError, which names the holder, if it is taken.
 
-        OperatorError where the folder is another user's; RetryError where the file system has no locks.
+        Raise OperatorError for another user's folder, RetryError if the file system has no locks.
         """
         try:
             make_folder(self.path.parent)
@@ -70,15 +71,16 @@ class WorkLock:
         try:
             os.pwrite(fd, self._mine.ljust(FILE_BYTES), 0)
             os.fsync(fd)  # before a journal is read: an earlier coordinator sees it from then on
-        except OSError:  # on a full disk the lock holds without it
+        except OSError:  # on a full disk the lock works without it
             self._mine = b""
 
     def check(self) -> None:
-        """TakenOverError where another coordinator has taken the work folder that we hold. Storage that is away says nothing."""
+        """Raise TakenOverError if another coordinator has taken our work folder. Unavailable storage does not count."""
         if self._fd is None or not self._mine:
             return
         try:
-            with self.path.open("rb") as file:  # anew: NFS asks the server for what another host has written
+            # reopened: NFS then asks the server what another host has written
+            with self.path.open("rb") as file:
                 now = file.read(HOLDER_BYTES)
         except OSError:
             return
@@ -90,7 +92,7 @@ class WorkLock:
             )
 
     def show_trouble(self, trouble: str) -> None:
-        """Write what the holder waits for beside its name, for `status`; "": nothing. The file keeps its time."""
+        """Record what the holder waits for, for `status`; "": nothing. The file's mtime is kept."""
         if self._fd is not None and trouble != self._trouble:
             self._trouble = trouble
             most = FILE_BYTES - HOLDER_BYTES
@@ -100,15 +102,15 @@ class WorkLock:
                 os.utime(self._fd, ns=(taken_at, taken_at))
 
     def holder(self) -> str:
-        """The command and process that hold it, such as "evalspan eval, pid 7 on n1"; "" where none does. A process that
-        only asks the same holds nothing. RetryError where the file system has no locks.
+        """Return the command and process that hold it, such as "evalspan eval, pid 7 on n1"; "" if none does. A concurrent
+        query does not count as a holder. Raise RetryError if the file system has no locks.
         """
         return self.holder_and_trouble()[0]
 
     def holder_and_trouble(self) -> tuple[str, str]:
-        """The holder, and what `show_trouble` says of it; "" for none."""
+        """Return the holder, and what `show_trouble` recorded; "" for none."""
         try:
-            fd = os.open(self.path, os.O_RDONLY)  # also for users who may only read the work folder
+            fd = os.open(self.path, os.O_RDONLY)  # works for users who may only read the work folder
         except OSError:
             return "", ""
         try:
@@ -117,12 +119,12 @@ class WorkLock:
             os.close(fd)
 
     def held(self) -> bool:
-        """Does any command hold it?"""
+        """Return whether any command holds it."""
         return bool(self.holder())
 
     @property
     def there(self) -> bool:
-        """Do we hold it, and does its path show the file that we hold? Not while the storage below it is away."""
+        """Return whether we hold it and its path still is our file. False while its storage is unavailable."""
         try:
             return self._fd is not None and os.path.samestat(os.fstat(self._fd), self.path.stat())
         except OSError:
@@ -130,7 +132,7 @@ class WorkLock:
 
     @property
     def removed(self) -> bool:
-        """Was the file that we hold deleted, as with its folder? False while the storage below it is away."""
+        """Return whether our file was deleted, as with its folder. False while its storage is unavailable."""
         try:
             return self._fd is not None and os.fstat(self._fd).st_nlink == 0
         except OSError:
@@ -143,7 +145,7 @@ class WorkLock:
 
 
 def take_lock(fd: int, *, shared: bool = False, wait: float = ASKING_SECONDS) -> bool:
-    """`try_lock`, for long enough for a command that only asks for the holder; RetryError on a file system without locks."""
+    """Call `try_lock` for long enough to outlast a query for the holder. Raise RetryError if the file system has no locks."""
     try:
         return try_lock(fd, shared=shared, wait=wait)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Redis and RQ as the coordinator uses them: the embedded server, its files, the metric queue.
+"""Redis and RQ for the coordinator: the embedded server, its files, the metric queue.
 
-Rule: Redis holds no truth; whatever is lost there is filled again from the journal.
+Rule: Redis holds no truth; whatever is lost there is restored from the journal.
 """

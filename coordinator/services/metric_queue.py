@@ -1,9 +1,8 @@
-"""The coordinator's side of the metric jobs: enqueue by name, ask what is gone. The only module here that imports RQ.
+"""The coordinator's side of metric jobs: enqueue by name, find those that are gone. The only module here that imports RQ.
 
-Rule: RQ is no truth. A job has a deterministic id and one argument, the path of its spec. Enqueuing a queued or running
-job changes nothing. Any other is enqueued afresh: a job whose outcome is on disk returns at once. Outcomes are files:
-RQ's word on a job is only a reason to look at them.
-Called by `runtime`.
+Rule: RQ holds no truth. A job has a deterministic id and one argument, the path of its spec. Enqueuing a queued or running
+job changes nothing. Any other is enqueued again; a job whose outcome is on disk returns at once. Outcomes are files: RQ's
+status of a job is only a reason to look for them. Called by `runtime`.
 """
 
 from __future__ import annotations
@@ -24,38 +23,39 @@ __all__ = ["MetricQueue", "QueueUnavailable"]
 T = TypeVar("T")
 
 FUNCTION = "evaljobs.scoring.worker.run_spec"  # a label that no worker imports
-RETRIES = 2  # further attempts after a work-horse or its worker died; a job's own errors are outcomes and not retried
-RESULT_SECONDS = 600  # that RQ keeps the record of a finished job
-FAILURE_SECONDS = 24 * 3600  # that RQ keeps the record of a failed job
-# RQ's limit of a job; the worker sets the real one from the spec that it reads (evaljobs/scoring/worker.py)
+# further attempts after a work-horse or its worker died; a job's own errors are outcomes and are not retried
+RETRIES = 2
+RESULT_SECONDS = 600  # how long RQ keeps the record of a finished job
+FAILURE_SECONDS = 24 * 3600  # how long RQ keeps the record of a failed job
+# limit passed to RQ; the worker sets the real one from the job's spec (evaljobs/scoring/worker.py)
 TIMEOUT_SECONDS = 7 * 24 * 3600
 
 
 class MetricQueue:
-    """The metric jobs of one evaluation. Methods raise QueueUnavailable where Redis is away; all may be repeated."""
+    """The metric jobs of one evaluation. Methods raise QueueUnavailable if Redis is unreachable; all may be repeated."""
 
     def __init__(self, link: Link, evaluation_id: str) -> None:
         self.evaluation_id = evaluation_id
         self._link = link
 
     def enqueue(self, name: str, spec: Path, *, first: bool = False) -> None:
-        """Queue a job once; `first`: ahead of those that wait. One whose worker died has the attempts that are left."""
+        """Enqueue a job once; `first`: ahead of pending jobs. One whose worker died has its remaining attempts."""
         self._with(lambda queue: self._enqueue(queue, name, spec, first))
 
     def gone(self, names: Iterable[str]) -> dict[str, str]:
-        """Those of the jobs that are neither queued nor running: name -> why RQ gave it up, or "" where it has not.
+        """Return jobs that are neither queued nor running: name -> why RQ gave it up, or "" if it has not.
 
-        A job that a worker popped this moment seems gone, too: two looks in a row find those that are.
+        A job that a worker is just popping also seems gone, so only two consecutive looks count.
         """
         ids = {self.job_id(name): name for name in names}
         return {ids[rq_id]: why for rq_id, why in self._with(lambda queue: _gone(queue, ids)).items()}
 
     def remove(self) -> None:
-        """Delete every job of the evaluation from Redis. To be called once no worker runs one."""
+        """Delete every job of the evaluation from Redis. Call this once no worker runs one."""
         self._with(self._remove)
 
     def job_id(self, name: str) -> str:
-        """RQ's id of a job: nothing but [A-Za-z0-9_-], and another one for each evaluation and name."""
+        """Return RQ's id of a job: only [A-Za-z0-9_-], unique for each evaluation and name."""
         return f"{_escape(self.evaluation_id)}__{_escape(name)}"
 
     # --- with a queue ------------------------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ class MetricQueue:
             FUNCTION,
             args=(str(spec),),
             job_id=rq_id,
-            # at its next attempt ahead of the queued jobs, which it preceded at its first
+            # before the queued jobs, since it preceded them at its first attempt
             at_front=first or status == JobStatus.STARTED,
             retry=Retry(max=retries, enqueue_at_front=True) if retries else None,
             timeout=TIMEOUT_SECONDS,
@@ -98,7 +98,7 @@ def _escape(text: str) -> str:
 
 
 def _living(queue: Any) -> set[str]:
-    """Ids of the jobs in the queue, and of those that run: whose execution Redis, by its own clock, has not let expire."""
+    """Return ids of queued and running jobs; those whose execution has expired by Redis's clock do not count."""
     queued = queue.get_job_ids()
     running = queue.started_job_registry.get_job_and_execution_ids(cleanup=False)
     with queue.connection.pipeline(transaction=False) as pipe:
@@ -125,6 +125,6 @@ def _why(queue: Any, rq_id: str) -> str:
 
 
 def _record(connection: Any, rq_id: str) -> tuple[str, int]:
-    """Status and retries left, "" and 0 where there is none. RQ's own reading fails at what a wiped Redis holds in part."""
+    """Return status and retries left, or "" and 0. RQ's own reading fails on partial records of a wiped Redis."""
     status, left = connection.hmget(Queue.job_class.key_for(rq_id), "status", "retries_left")
     return (status or b"").decode(), int(left or 0)

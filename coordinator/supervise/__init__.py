@@ -1,5 +1,4 @@
-"""Training that comes back: a command is started again after failures that another start can help, from its newest complete checkpoint.
+"""Supervised training: a command is restarted after failures that a restart can fix, from its newest complete checkpoint.
 
-Rule: it acts on the training that it started, and on nothing else. What it decides is one line with its reason. Start at
-`decisions`.
+Rule: it only acts on the training that it started. Each decision is one line with its reason. Start at `decisions`.
 """

@@ -1,6 +1,6 @@
-"""One start of a training: a command on this machine, or a job of Slurm's where the command is `sbatch`. Called by `run`.
+"""One attempt at a training: a command on this machine, or a Slurm job if the command is `sbatch`. Called by `run`.
 
-Rule: nothing of a command outlives its supervision. A job of Slurm's does, and the next supervision follows it.
+Rule: nothing of a command outlives its supervision. A Slurm job does, and the next supervision follows it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from coordinator.diagnosis.verdict import SURE, Diagnosis, diagnose
 from coordinator.errors import OperatorError
 from coordinator.runtime.causes import FAILED, read_logs
 
-PATIENCE = 3600.0  # seconds that a training has to end after SIGTERM; Slurm ends a job's processes sooner
-MOST_KEPT = 128 << 20  # bytes of output that are kept for the diagnosis, twice
-ASK_SECONDS = 5.0  # between two questions to Slurm
+PATIENCE = 3600.0  # seconds for a training to exit after SIGTERM; Slurm kills a job's processes sooner
+MOST_KEPT = 128 << 20  # bytes of output kept for the diagnosis, twice
+ASK_SECONDS = 5.0  # between two queries to Slurm
 NOTHING_SAID = Diagnosis(reason=None, owner="none", recoverable=True, line="", line_number=None, advice="")
 OURS = re.compile(r"--(?:array|wait|comment|requeue|test-only|parsable)(?:=.*)?|-[aW].*")
 
@@ -70,25 +70,25 @@ class Child:
                 self._kept[-1].write(chunk)
 
     def code(self) -> int | None:
-        """The exit code as a shell gives it; None while it runs. ClusterError where that cannot be told now."""
+        """Return the exit code as in a shell; None while it runs. Raise ClusterError if that is unknown now."""
         return self._process.poll()
 
     def pulse(self) -> object:
-        """Differs from the last one where there was output, or where none is due."""
+        """Return a value that changes with output, or whenever none is due."""
         return self._bytes
 
     def end(self) -> None:
-        """End it at once, since it hangs."""
+        """Kill it at once, since it hangs."""
         assert self._process.stdin is not None
         self._process.stdin.close()  # the guardian then waits for seconds only
 
     def tell(self, number: int) -> bool:
-        """Pass a signal on. False: the supervision ends and the training goes on."""
+        """Pass a signal on. Return False if the supervision ends and the training continues."""
         self._process.send_signal(signal.SIGTERM if number == signal.SIGINT else number)
         return True
 
     def cause(self, *, hung: bool) -> Diagnosis:
-        """Why it ended, once it has; or why it hangs, before it is ended: the end leaves lines of its own."""
+        """Return why it ended, or why it hangs before it is killed, which leaves lines of its own."""
         if hung:
             return _diagnosed({"": self._chunks()}, "", "")
         self._pump.join()
@@ -117,7 +117,7 @@ class BatchJob:
     def submitted(
         cls, slurm: SlurmCli, argv: Sequence[str], env: Mapping[str, str], exclude: Sequence[str]
     ) -> BatchJob:
-        """OperatorError where Slurm refuses it; ClusterError where it does not answer, or a limit is reached."""
+        """Submit a job. Raise OperatorError if Slurm refuses it, ClusterError if it does not answer, or a limit is reached."""
         try:
             return cls(slurm, slurm.sbatch(sbatch_words(argv, slurm.options.token, exclude), env))
         except ClusterError as error:
@@ -127,7 +127,7 @@ class BatchJob:
 
     @classmethod
     def running(cls, slurm: SlurmCli) -> BatchJob | None:
-        """The job of an earlier supervision that has not ended. ClusterError where Slurm does not answer."""
+        """Return the running job of an earlier supervision. Raise ClusterError if Slurm does not answer."""
         open_ones = (job.job_id for job in slurm.jobs() if job.phase != "ended")
         return next((cls(slurm, job_id) for job_id in open_ones), None)
 
@@ -136,7 +136,7 @@ class BatchJob:
             return None
         self._asked = time.monotonic()
         found = look_up(self.job_id, self._slurm.ask, SURE)
-        if found is None:  # Slurm has forgotten it: its log must tell
+        if found is None:  # Slurm has forgotten it: only its log is left
             found = self._job._replace(state="", exit_code="")
         self._job, self.nodes = found, found.nodes if found.nodes not in ("(null)", "None assigned") else ""
         if found.state and not found.has_ended:
@@ -171,7 +171,7 @@ class BatchJob:
         try:
             logs = read_logs(p for log in self._job.logs if (p := Path(log)).is_file())
             return _diagnosed(logs, state, self._job.exit_code)
-        except OperatorError:  # storage is away: Slurm's word is left
+        except OperatorError:  # storage is unavailable: only Slurm's state is left
             return _diagnosed({}, state, self._job.exit_code)
 
 
@@ -179,9 +179,9 @@ Attempt = Child | BatchJob
 
 
 def sbatch_words(argv: Sequence[str], token: str, exclude: Sequence[str]) -> list[str]:
-    """The user's `sbatch` with the options of a supervision; nodes of an --exclude of its own stay. Its script ends its options.
+    """Return the user's `sbatch` with the options of a supervision, keeping its own --exclude. Its script ends its options.
 
-    OperatorError where it has an option that supervision sets, or that makes more than one job.
+    Raise OperatorError for an option that supervision sets, or that makes more than one job.
     """
     words, found = list(argv[1:]), list(exclude)
     end = next(

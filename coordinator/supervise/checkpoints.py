@@ -31,7 +31,7 @@ LISTED = re.compile(
 
 
 def newest_complete(place: str) -> tuple[Path | None, list[str]]:
-    """Return the complete checkpoint of the highest step, and why each newer one is incomplete. OSError.
+    """Return the complete checkpoint of the highest step, and why each newer one is incomplete. Raise OSError.
 
     `place`: a folder of checkpoints, or a glob. None if no checkpoint is complete.
     """
@@ -79,7 +79,7 @@ def incomplete(path: Path, before: Sequence[set[str]] = ()) -> str:
 
 
 def _names(path: Path) -> set[str]:
-    """Its files: STEP stands for its own step, N for numbers that a table of contents gives."""
+    """Return its files, with STEP for its own step and N for numbers that a table of contents gives."""
     step = step_of(path.name)
     found = set()
     for file in path.rglob("*"):
@@ -94,7 +94,7 @@ def _names(path: Path) -> set[str]:
 
 
 def _lacking(path: Path, files: Sequence[Path]) -> Iterator[str]:
-    """What each kind's own table of contents says is not there."""
+    """Yield what each kind's own table of contents lists but is missing."""
     for file in files:
         if file.name.endswith((".safetensors.index.json", ".bin.index.json")):
             index = json.loads(file.read_bytes())
@@ -118,7 +118,7 @@ def _lacking(path: Path, files: Sequence[Path]) -> Iterator[str]:
 
 
 def _without(table: Path, sizes: Mapping[str, int]) -> str:
-    """The first file that a table lists and that is missing, or shorter than it says."""
+    """Return the first file that a table lists and that is missing, or shorter than listed."""
     for name, size in sorted(sizes.items()):
         file = table.parent / name
         if not file.exists() or file.stat().st_size < size:
@@ -177,7 +177,7 @@ def _without_ranks_of_megatron(path: Path) -> str:
 
 
 def _behind(tracker: Path, path: Path) -> str:
-    """Whether the file that is written last names an earlier checkpoint than `path`, or, cut off, none."""
+    """Return an error if the file written last names an earlier checkpoint than `path`, or is cut off."""
     try:
         text = tracker.read_text().strip()
     except (FileNotFoundError, IsADirectoryError, UnicodeDecodeError):
@@ -192,7 +192,7 @@ def _behind(tracker: Path, path: Path) -> str:
 
 
 def _contents(file: Path) -> Any:
-    """What a pickle, or the one in a file of torch.save, holds, without its tensors; None if it cannot be read."""
+    """Return the contents of a pickle, or of the one in a file of torch.save, without tensors; None if it cannot be read."""
     try:
         if not zipfile.is_zipfile(file):
             with file.open("rb") as plain:
@@ -206,7 +206,7 @@ def _contents(file: Path) -> Any:
 
 
 def _damage(file: Path) -> str:
-    """What shows that a file is cut off, without its neighbours."""
+    """Return evidence that a file is truncated, without looking at others."""
     size = file.stat().st_size
     if file.suffix == ".safetensors":
         try:

@@ -1,7 +1,8 @@
-"""Whether a training that has ended is started again, and whether its loss spikes. Pure. Called by `run`.
+"""Decides whether an ended training is restarted, and whether its loss spikes. Pure. Called by `run`.
 
-Rule: a failure that a restart cannot help, as one of the user's program, ends the supervision. One without a known reason is
-tried again once, and as long as checkpoints are written between; but a kill from outside is no failure of the program.
+Rule: a failure that a restart cannot fix, such as an error of the user's program, ends the supervision. One without a known
+reason is retried once, and as long as checkpoints are written in between; a kill from outside is not a failure of the
+program.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ INFRASTRUCTURE = ("node", "gpu", "network")  # owners of failures after which no
 MOST_PAUSE = 600.0  # seconds between two attempts, at most
 WINDOW = 200  # losses with which a new one is compared ...
 LEAST = 30  # ... and the fewest
-SPIKE = 8.0  # robust z-score from which on a loss is unusual
-LASTS = 3  # unusual losses in a row that are a spike: one alone is a batch
+SPIKE = 8.0  # robust z-score above which a loss is unusual
+LASTS = 3  # consecutive unusual losses that make a spike: a single one is a batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """How an attempt ended. `code`: as a shell gives it; `hung`: it was ended, since it no longer did anything; `silent`:
-    seconds for which it did not; `progress`: it left a complete checkpoint of a higher step.
+    """How an attempt ended. `code`: as in a shell; `hung`: killed because it hung; `silent`: seconds without a sign of life;
+    `progress`: it left a complete checkpoint of a higher step.
     """
 
     code: int
@@ -44,14 +45,16 @@ class End:
 
     @property
     def killed_from_outside(self) -> bool:
-        """Whether a signal ended it, and a log has no more than an error that was survived until then."""
+        """Whether a signal ended it and a log shows at most an error that was survived until then."""
         survived = self.cause.owner == "user" and self.cause.reason not in KILLS
         return self.code in KILLED and not self.hung and survived and self.cause.line_number is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """`why`: reason, owner and line; with advice where it is not started again. `check`: nodes are checked before."""
+    """Decision after an attempt. `why`: reason, owner and line; with advice if it is not restarted. `check`: check nodes
+    first.
+    """
 
     restart: bool
     why: str
@@ -59,7 +62,9 @@ class Decision:
 
 
 def decide(end: End, left: int, unknown_before: bool) -> Decision:
-    """`left`: restarts that are left; `unknown_before`: the attempt before ended without a known reason and without progress."""
+    """Decide about a restart. `left`: remaining restarts; `unknown_before`: the previous attempt ended without a known reason
+    or progress.
+    """
     cause, why = end.cause, said(end)
     if not end.failed:
         return Decision(restart=False, why="training has ended")
@@ -88,14 +93,14 @@ def said(end: End) -> str:
 
 
 def pause(first: float, idle: int) -> float:
-    """Seconds before the next attempt. `idle`: restarts in a row without a new checkpoint."""
+    """Return the seconds before the next attempt. `idle`: consecutive restarts without a new checkpoint."""
     return min(MOST_PAUSE, first * 2.0 ** min(idle, 20))
 
 
 @dataclass(slots=True)
 class Losses:
-    """The usual losses of a training, and how many unusual ones came in a row. The robust z-score of a loss is its distance to
-    their median in standard deviations, which the median absolute deviation estimates.
+    """The usual losses of a training, and the number of consecutive unusual ones. The robust z-score of a loss is its
+    distance to their median in standard deviations, estimated by the median absolute deviation.
     """
 
     _usual: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
@@ -103,7 +108,7 @@ class Losses:
     _told: bool = False
 
     def add(self, loss: float) -> str:
-        """Take in a loss; what is unusual, once a spike: LASTS large losses in a row, or one that is no number. Else ""."""
+        """Add a loss and describe a spike, once: LASTS large losses in a row, or a loss that is not a number. Otherwise ""."""
         middle = median(self._usual) if len(self._usual) >= LEAST else math.inf
         spread = 1.4826 * median(abs(one - middle) for one in self._usual) if middle < math.inf else 1.0
         score = (loss - middle) / max(spread, 1e-3 * abs(middle), 1e-9) if middle < math.inf else 0.0

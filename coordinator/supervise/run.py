@@ -1,7 +1,7 @@
-"""Starts a training, follows it, and starts it again where that can help. Called by `evalspan supervise`.
+"""Starts a training, follows it, and restarts it if that can help. Called by `evalspan supervise`.
 
-Rule: one supervision of a folder of checkpoints at a time. The training's command gets the checkpoint to go on from as an
-environment variable; nothing that it wrote is changed or removed.
+Rule: one supervision per folder of checkpoints. The training's command gets the checkpoint to resume from as an environment
+variable; nothing that it wrote is changed or removed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Stopped(Exception):  # noqa: N818 (no error)
 
 @dataclass(slots=True)
 class _Watch:
-    """Ends an attempt that hangs. `cause`: why; `silent`: for how many seconds it had done nothing then."""
+    """Kills an attempt that hangs. `cause`: why; `silent`: seconds without a sign of life."""
 
     attempt: Attempt
     hang_seconds: float
@@ -99,12 +99,12 @@ class Supervision:
     _losses: Losses = field(default_factory=Losses)
 
     def run(self) -> int:
-        """Until the training has ended, or is not started again; its exit code. OperatorError."""
+        """Run until the training has ended or is not restarted, and return its exit code. Raise OperatorError."""
         self._news = notify.notifier_of(self.config.notify)
         if self._batch:
             sbatch_words(self.argv, "", ())  # refuses
         if shutil.which(self.argv[0]) is None:
-            raise OperatorError(f"{self.argv[0]}: there is no such program")
+            raise OperatorError(f"{self.argv[0]}: command not found")
         accept_rules(WorkPaths(self.config.work_dir))
         with self._alone(), self._signals:
             try:
@@ -133,7 +133,7 @@ class Supervision:
     # --- one attempt -----------------------------------------------------------------------------------------------------
 
     def _start(self, number: int) -> Attempt:
-        """Start it, or follow the job of an earlier supervision. OperatorError."""
+        """Start it, or follow the job of an earlier supervision. Raise OperatorError."""
         self._newest, damaged = self._look()
         self._highest = max(self._highest, self._step)
         for line in damaged:
@@ -167,7 +167,7 @@ class Supervision:
                 return job
 
     def _look(self) -> tuple[Path | None, list[str]]:
-        """As `newest_complete`; storage that is away is waited for."""
+        """Return `newest_complete`, waiting while storage is unavailable."""
         while True:
             try:
                 return newest_complete(self.place)
@@ -175,11 +175,11 @@ class Supervision:
                 self._again(f"{self.place} cannot be read", error)
 
     def _again(self, what: str, error: Exception) -> None:
-        self.say(f"{what}, and is asked again: {error}")
+        self.say(f"{what}, retrying: {error}")
         self._wait(max(1.0, self.first_pause))
 
     def _follow(self, attempt: Attempt) -> End:
-        """Until it has ended. _Stopped where a signal ends it, or the supervision alone."""
+        """Follow an attempt until it has ended. Raise _Stopped if a signal ends it, or only the supervision."""
         watch, trouble = _Watch(attempt, self.hang_seconds), False
         while True:
             try:
@@ -190,7 +190,7 @@ class Supervision:
                 trouble = False
             except ClusterError as error:
                 if not trouble:
-                    self.say(f"no news of the training, which is looked for again: {error}")
+                    self.say(f"no news of the training, retrying: {error}")
                 trouble = True
             time.sleep(LOOK_SECONDS)
         if self._stopping:
@@ -208,11 +208,11 @@ class Supervision:
                 continue
             self._stopping = self._stopping or (number if number in STOPS else 0)
             if not attempt.tell(number):
-                self.say("ended; the training goes on, and the same command follows it again")
+                self.say("ended; the training keeps running, and the same command follows it again")
                 raise _Stopped(SIGNALLED + number)
 
     def _beat(self) -> int:
-        """Bytes of heartbeats. Losses of new ones are looked at."""
+        """Return the bytes of heartbeats so far, after checking the losses of new ones."""
         with suppress(OSError), self._beats.open("rb") as file:
             file.seek(self._offset)
             text = file.read(MOST_BEATS)
@@ -223,7 +223,7 @@ class Supervision:
         return self._offset
 
     def _learn(self, line: bytes) -> None:
-        """The loss of a heartbeat. A line that is none says nothing."""
+        """Check the loss of a heartbeat. Other lines are ignored."""
         with suppress(ValueError, LookupError, TypeError, RecursionError, OverflowError):
             beat = json.loads(line)
             if beat["loss"] is not None and (unusual := self._losses.add(float(beat["loss"]))):
@@ -232,7 +232,7 @@ class Supervision:
     # --- between two -----------------------------------------------------------------------------------------------------
 
     def _check(self, nodes: str) -> None:
-        """Test these nodes, and leave out the bad ones from now on. What cannot be tested is used again."""
+        """Test these nodes, and exclude bad ones from now on. Nodes that cannot be tested are used again."""
         noting = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             made = check(self.config, [nodes], wait_seconds=CHECK_SECONDS, seed=0)
@@ -248,7 +248,7 @@ class Supervision:
         self.say(f"nodes: {found}")
 
     def _tell(self, line: str) -> None:
-        """Say it here, and to whom `[notify]` names."""
+        """Report a line here and through `[notify]`."""
         self.say(line)
         step = self._step if self._newest else None
         made = notify.training(line, str(self._newest or self.place), step, time.time())
@@ -282,7 +282,7 @@ class Supervision:
 
     @property
     def _training(self) -> Path:
-        """The real folder of its checkpoints, however spelt; of a glob, the folder before its first pattern."""
+        """Return the real folder of its checkpoints, however spelt; for a glob, the folder before its first pattern."""
         parts = takewhile(lambda part: not has_magic(part), Path(self.place).parts)
         return Path(*parts).resolve()
 
@@ -293,7 +293,7 @@ class Supervision:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """OperatorError if another supervision has this folder, whatever its work folder is."""
+        """Raise OperatorError if another supervision has this folder, whatever its work folder."""
         make_folder(self._folder)
         # File PARENT/.NAME.supervised: locked (flock) by the one supervision of the checkpoints in PARENT/NAME | `supervise` | stays
         training = self._training

@@ -1,8 +1,7 @@
 """Exports scores to TensorBoard, Weights & Biases, MLflow and lm-eval's own files.
 
-Rule: a tracker's package is imported only to write to that tracker; where it is missing, an
-OperatorError names the package to install. A second export adds only new points. Called by
-`evalspan export` and, in a process of its own, by the daemon (`live`).
+Rule: a tracker's package is only imported to write to that tracker; if it is missing, an OperatorError names the package to
+install. A second export only adds new points. Called by `evalspan export` and, in a separate process, by the daemon (`live`).
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from evaljobs.contract.columns import DENSE
 
 
 class Row(NamedTuple):
-    """What every tracker gets of one evaluation."""
+    """Values of one evaluation for every tracker."""
 
     evaluation_id: str
-    step: int  # of training; else the unix second of acceptance
+    step: int  # of training; otherwise the unix second of acceptance
     ended_at: float  # unix seconds
     values: dict[str, float]  # every number, by its name in all trackers
 
@@ -31,7 +30,7 @@ class Tracker(Protocol):
     """One run of one suite, written to a folder."""
 
     def __call__(self, rows: Sequence[Row], out: Path, run: str, project: str) -> Path:
-        """Write the rows of one suite, in order of their steps, as run `run`; the path that the user opens."""
+        """Write the rows of one suite, in step order, as run `run`, and return the path to open."""
 
 
 TRACKERS: Mapping[str, str] = {
@@ -40,20 +39,20 @@ TRACKERS: Mapping[str, str] = {
     "mlflow": "coordinator.trackers.mlflow",
 }
 
-# usual names of a folder of checkpoints: no name for a run
+# usual names of a checkpoint folder, unsuitable as names of runs
 COMMON = frozenset({"checkpoint", "checkpoints", "ckpt", "ckpts", "snapshots"})
 
 
 def export_points(
     module: str, points: Iterable[Evaluation], out: Path, *, run: str | None = None, project: str = "evalspan"
 ) -> list[Path]:
-    """Write a tracker run per training and suite; their paths. OperatorError without the package."""
+    """Write a tracker run per training and suite, and return their paths. Raise OperatorError without the package."""
     write: Tracker = importlib.import_module(module).write
     return [write(rows, out.absolute(), name, project) for name, rows in runs_of(points, run).items()]
 
 
 def runs_of(points: Iterable[Evaluation], run: str | None = None) -> dict[str, list[Row]]:
-    """Rows by tracker run: `run` (or the checkpoints' folder) and the suite."""
+    """Return rows by tracker run: `run` (or the checkpoints' folder) and the suite."""
     groups: dict[str, list[Evaluation]] = {}
     for point in points:
         groups.setdefault(run_of(point, run), []).append(point)
@@ -68,7 +67,7 @@ def _row(point: Evaluation) -> Row:
 
 
 def run_of(point: Evaluation, run: str | None = None) -> str:
-    """`run` and the suite; by default the checkpoints' folder, or its parent where the folder has a usual name."""
+    """Return `run` and the suite; by default the checkpoints' folder, or its parent if the folder has a usual name."""
     folder = Path(point.checkpoint).parent
     if folder.name.lower() in COMMON and folder.parent.name:
         folder = folder.parent
@@ -76,16 +75,16 @@ def run_of(point: Evaluation, run: str | None = None) -> str:
 
 
 def values_of(point: Evaluation) -> dict[str, float]:
-    """Every number of a point, by its name in all trackers.
+    """Return every number of a point, by its name in all trackers.
 
-    `_differs` is 1 where the point is not comparable with the one before it.
+    `_differs` is 1 if the point is not comparable with the previous one.
     """
     values = {}
-    # modes give other digits: a curve for each
+    # modes give different digits: one curve for each
     fast = point.mode == "fast" and not point.suite.endswith("-fast")
     suite = f"{point.suite}-fast" if fast else point.suite
     for score in point.scores:
-        # in a section of their own, so that trackers show the other curves first
+        # in a separate section, so that trackers show the other curves first
         name = (
             f"dense/{suite}/{score.task}/{score.metric}" if score.filter == DENSE else f"{suite}/{score.name}"
         )
@@ -102,7 +101,7 @@ def values_of(point: Evaluation) -> dict[str, float]:
 
 
 def need(module: str, package: str, extra: str) -> Any:
-    """Import `module`; OperatorError with the pip command where it is missing."""
+    """Import `module`. Raise OperatorError with the pip command if it is missing."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,11 +1,9 @@
-"""Exports ended evaluations to the trackers of the settings, in a process apart from the daemon's loop.
+"""Exports ended evaluations to the trackers of the settings, in a process separate from the daemon's loop.
 
-Rule: an evaluation is left to export where `trackers.json` does not note these very results. So the
-next export makes up for one that was killed, failed or never began. The note is written as a
-failure before the export and corrected after it, so a tracker that kills its process shows as a
-failure. Each export writes the whole run (a training and a suite); the adapters skip points already
-there. A tracker package cannot harm the daemon's loop. Called by the daemon, `eval` and `export
---left`.
+Rule: an evaluation needs an export unless `trackers.json` records these very results. So the next export makes up for one
+that was killed, failed or never began. The record is written as a failure before the export and corrected after it, so a
+tracker that kills its process shows as a failure. Each export writes the whole run (a training and a suite); the adapters
+skip existing points. A tracker package cannot harm the daemon's loop. Called by the daemon, `eval` and `export --left`.
 """
 
 from __future__ import annotations
@@ -41,10 +39,8 @@ log = logging.getLogger(__name__)
 FOLDER = "trackers"  # below the work folder: the exports' log and lock, W&B's offline runs
 # File WORK_DIR/ID/trackers.json: which trackers have the scores, or why not | the coordinator | kept
 NOTE = "trackers.json"  # in an evaluation's folder
-LIMIT_SECONDS = (
-    600  # seconds after which an export is ended; a server that does not answer can hold one without end
-)
-SETTINGS = {"work_dir", "trackers", "gpu_hour_price"}  # that the process needs
+LIMIT_SECONDS = 600  # seconds after which an export is killed, in case a server never answers
+SETTINGS = {"work_dir", "trackers", "gpu_hour_price"}  # needed by the process
 CUT_SHORT = "the export ended before it was done"
 
 
@@ -65,14 +61,14 @@ class Exported(Record):
 
 
 class Note(Record):
-    """`trackers.json`: tracker -> its export."""
+    """Contents of `trackers.json`: tracker -> its export."""
 
     schema_version: int = 1
     trackers: dict[str, Exported] = Field(default_factory=dict)
 
 
 def targets_of(config: Config) -> list[Target]:
-    """The trackers that the settings name."""
+    """Return the trackers that the settings name."""
     section, below = config.trackers, config.work_dir / FOLDER
     targets = []
     if section.tensorboard_dir is not None:
@@ -86,7 +82,7 @@ def targets_of(config: Config) -> list[Target]:
 
 
 def read_note(paths: EvaluationPaths) -> Note:
-    """The note of an evaluation; empty where the file is missing or damaged."""
+    """Read the record of an evaluation; empty if the file is missing or damaged."""
     try:
         return Note.model_validate_json((paths.root / NOTE).read_bytes())
     except (OSError, ValidationError):
@@ -94,16 +90,16 @@ def read_note(paths: EvaluationPaths) -> Note:
 
 
 def failures(paths: EvaluationPaths) -> dict[str, str]:
-    """Tracker -> why it does not have this evaluation."""
+    """Return tracker -> why it does not have this evaluation."""
     return {
         name: export.error for name, export in read_note(paths).trackers.items() if export.error is not None
     }
 
 
 def export_left(config: Config) -> list[str]:
-    """Export to each target what it lacks; an error line for each run that failed."""
+    """Export to each target what it lacks, and return an error line for each failed run."""
     work = config.work_dir
-    with locked(work / FOLDER / "lock"):  # the export of a killed daemon may still run
+    with locked(work / FOLDER / "lock"):  # the export of a killed daemon may still be running
         # read before the results themselves
         ages = {file.parent.name: _age(file) for file in work.glob("*/results.json")}
         every = find_series(work, "*", mixed=True) if ages else []
@@ -123,7 +119,7 @@ def export_left(config: Config) -> list[str]:
 def _export(
     work: Path, target: Target, run: str, group: Sequence[Evaluation], ages: Mapping[str, int]
 ) -> str:
-    """Write a run where the tracker lacks one of its evaluations; its error, or ""."""
+    """Write a run if the tracker lacks one of its evaluations, and return its error, or ""."""
     folders = [EvaluationPaths(work / point.evaluation_id) for point in group]
     left = [
         (paths, ages[paths.root.name])
@@ -139,7 +135,7 @@ def _export(
 
 
 def _try(target: Target, group: Sequence[Evaluation]) -> str | None:
-    """Export a group; None, or the error. A tracker's package may raise anything, also SystemExit."""
+    """Export a group and return None, or the error. A tracker's package may raise anything, even SystemExit."""
     os.environ.update(target.env)
     try:
         target.out.mkdir(parents=True, exist_ok=True)
@@ -151,7 +147,7 @@ def _try(target: Target, group: Sequence[Evaluation]) -> str | None:
 
 
 def _age(results: Path) -> int:
-    """Later mtime, in ns, of results and report, which is rewritten after the last job's end."""
+    """Return the later mtime, in ns, of results and report, which is rewritten after the last job's end."""
     report = EvaluationPaths(results.parent).report
     return max(f.stat().st_mtime_ns for f in (results, report) if f.exists())
 
@@ -181,27 +177,29 @@ class Exporter:
         return self._asked or self._process.running
 
     def finish(self, seconds: float) -> None:
-        """Start an export and wait at most `seconds`; the process goes on after that."""
+        """Start an export and wait at most `seconds`; the process continues after that."""
         self.tick()
         if self._process.running:
             self._process.wait(seconds)
             self.tick()
 
     def tick(self) -> None:
-        """Check the process; start another where an evaluation has ended since. Never raises."""
+        """Check the process; start another if an evaluation has ended since. Never raises."""
         if self._process.ended():
-            log.warning("not everything is in the trackers: `evalspan status`, %s", self._process.log)
+            log.warning(
+                "some results are missing from the trackers: see `evalspan status` and %s", self._process.log
+            )
         if self._asked and not self._process.running:
             self._asked = False
             try:
-                # on its standard input, since an address may hold a password
+                # on standard input, since an address may contain a password
                 self._process.begin(self._config.model_dump_json(include=SETTINGS).encode())
             except OSError as error:  # no memory, no process, a full disk
-                log.warning("trackers: %s; tried again when the next evaluation ends", error)
+                log.warning("trackers: %s; retrying when the next evaluation ends", error)
 
 
 def main() -> int:
-    """The export process: 0 where every tracker has everything, else 1."""
+    """Run the export process: 0 if every tracker has everything, otherwise 1."""
     signal.alarm(LIMIT_SECONDS)
     log_lines.begin("%(levelname)s:%(name)s:%(message)s", level=logging.WARNING)
     errors = export_left(Config.model_validate_json(sys.stdin.buffer.read()))

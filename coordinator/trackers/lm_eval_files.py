@@ -1,10 +1,9 @@
 """An evaluation in lm_eval's own layout: MODEL/results_DATE.json and MODEL/samples_TASK_DATE.jsonl.
 
-Rule: names, keys and hashes are those of lm_eval's EvaluationTracker
-(lm_eval/loggers/evaluation_tracker.py, 0.4.13), so that its readers can read these files. The date
-is that of the evaluation's end, so a second export writes the same files. Chat template and special
-tokens are read from the checkpoint, if it still exists. lm_eval's machine and git facts are left
-out.
+Rule: names, keys and hashes are those of lm_eval's EvaluationTracker (lm_eval/loggers/evaluation_tracker.py, 0.4.13), so that
+its readers can read these files. The date is that of the evaluation's end, so a second export writes the same files. Chat
+template and special tokens are read from the checkpoint, if it still exists. lm_eval's facts about machine and git are
+omitted.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ from evaljobs.staging.fingerprint import HEADER_LIMIT
 
 
 def model_folder(model: str) -> str:
-    """lm_eval's `sanitize_model_name`."""
+    """Return lm_eval's `sanitize_model_name`."""
     return re.sub(r'["<>:/|\\?*\[\]]+', "__", model)
 
 
 def plain_name(task: str) -> str:
-    """The task's name, as lm_eval writes it; one that leads to another folder as a plain file name."""
+    """Return the task's name as lm_eval writes it; one that points to another folder as a plain file name."""
     return slug(task) if "/" in task or "\0" in task else task
 
 
 def write(evaluation: Path, out: Path) -> list[Path]:
-    """Write the samples, then the results, of the evaluation's folder below `out`; a name in .json begins the results'."""
+    """Write samples, then results, of the evaluation's folder below `out`; `out` names the results if it ends in .json."""
     paths = EvaluationPaths(evaluation)
     try:
         results: dict[str, Any] = json.loads(paths.results.read_bytes())
@@ -86,7 +85,7 @@ def write(evaluation: Path, out: Path) -> list[Path]:
 
 
 def chat_template(checkpoint: Path) -> str | None:
-    """The chat template as transformers finds it; None where there is none, or there are several."""
+    """Return the chat template as transformers finds it; None if there is none, or several."""
     with contextlib.suppress(OSError, FrameError, UnicodeError):
         return _read(checkpoint / "chat_template.jinja").decode()
     found = _json(checkpoint / "tokenizer_config.json").get("chat_template")
@@ -94,7 +93,7 @@ def chat_template(checkpoint: Path) -> str | None:
 
 
 def tokenizer_facts(checkpoint: Path) -> dict[str, Any]:
-    """lm_eval's `add_tokenizer_info` (lm_eval/loggers/utils.py), from the checkpoint's files; none of strange ones."""
+    """Return lm_eval's `add_tokenizer_info` (lm_eval/loggers/utils.py) from the checkpoint's files; empty for invalid ones."""
     with contextlib.suppress(TypeError, KeyError, ValueError, AttributeError):
         return _tokenizer_facts(checkpoint)
     return {}
@@ -125,18 +124,18 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _read(file: Path) -> bytes:
-    """A file of the checkpoint, which its owner may have changed since it was evaluated. OSError, FrameError."""
+    """Read a file of the checkpoint, which may have changed since it was evaluated. Raise OSError or FrameError."""
     return read_plain(file.resolve(), HEADER_LIMIT)
 
 
 def _task_hash(samples: bytes) -> str:
-    """lm_eval's hash of all samples of a task: over each one's document, prompt and target hash."""
+    """Return lm_eval's hash of all samples of a task: over each one's document, prompt and target hash."""
     rows = [
         json.loads(line) for line in samples.splitlines() if line
-    ]  # of bytes: a text's would end at U+2028, too
+    ]  # bytes, since text lines would also end at U+2028
     return _sha("".join(r["doc_hash"] + r["prompt_hash"] + r["target_hash"] for r in rows)) or ""
 
 
 def _sha(text: str | None) -> str | None:
-    """lm_eval's `hash_string`; None for no text."""
+    """Return lm_eval's `hash_string`; None for no text."""
     return hashlib.sha256(text.encode()).hexdigest() if text is not None else None

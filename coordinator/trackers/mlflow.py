@@ -18,7 +18,7 @@ TAG = "evalspan.run"
 
 
 def write(rows: Sequence[Row], out: Path, run: str, project: str) -> Path:
-    """One run of experiment `project`; the store's folder."""
+    """Write one run of experiment `project`, and return the store's folder."""
     # MLflow 3 requires this for a file store, the only store without a database.
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
     client_module = need("mlflow.tracking", "mlflow-skinny", "mlflow")
@@ -42,7 +42,7 @@ def write(rows: Sequence[Row], out: Path, run: str, project: str) -> Path:
 
 
 def _run(client: Any, experiment_id: str, run: str) -> str:
-    """Id of the run of this name; creates the run where there is none."""
+    """Return the id of the run of this name, creating it if necessary."""
     quoted = run.replace("'", "")
     found = client.search_runs([experiment_id], f"tags.`{TAG}` = '{quoted}'", max_results=1)
     if found:

@@ -1,6 +1,6 @@
-"""Documents of several evaluations as one Parquet file: a row a document and task, with its metrics.
+"""Documents of several evaluations as one Parquet file: a row per document and task, with its metrics.
 
-Rule: one evaluation is in memory at a time. Which columns there are, is read before the first row is written.
+Rule: one evaluation is in memory at a time. The columns are determined before the first row is written.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 def write_documents(work_dir: Path, points: Sequence[Evaluation], file: Path) -> Path:
-    """Write the documents of these evaluations. OperatorError where none is known."""
+    """Write the documents of these evaluations. Raise OperatorError if there are none."""
     import pyarrow as pa  # noqa: PLC0415 (other commands start without it)
     from pyarrow import parquet  # noqa: PLC0415
 
     known = [point for point in points if documents(EvaluationPaths(work_dir / point.evaluation_id)).rows]
     if not known:
-        raise OperatorError("no documents are known of these evaluations: their samples were pruned")
+        raise OperatorError("these evaluations have no documents: their samples were pruned")
     schema = pa.unify_schemas([_table(work_dir, point).schema for point in known])
     partial = file.with_name(f".{file.name}.partial")
     with parquet.ParquetWriter(partial, schema, compression="zstd") as out:

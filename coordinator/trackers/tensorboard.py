@@ -1,9 +1,8 @@
 """Scores as a TensorBoard run: `tensorboard --logdir OUT`.
 
-Rule: uses the `tensorboard` package alone (no TensorFlow, no torch). An export first reads the
-event files that evalspan wrote to the run's folder: it skips points that are there and removes
-changed ones from their old file. Other files stay untouched, so an open TensorBoard need not read
-them again.
+Rule: only uses the `tensorboard` package (no TensorFlow, no torch). An export first reads the event files that evalspan wrote
+to the run's folder: it skips existing points and removes changed ones from their old file. Other files are not touched, so an
+open TensorBoard need not read them again.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ SUFFIX = ".evalspan"
 
 
 def write(rows: Sequence[Row], out: Path, run: str, project: str) -> Path:  # noqa: ARG001 (TensorBoard has none)
-    """Event files of one run in `out/run`; the run's folder."""
+    """Write event files of one run in `out/run`, and return the run's folder."""
     loaders, event_pb2, summary_pb2, writers = (
         need(f"tensorboard.{module}", "tensorboard", "tensorboard")
         for module in (
@@ -32,7 +31,7 @@ def write(rows: Sequence[Row], out: Path, run: str, project: str) -> Path:  # no
     folder = out / slug(run)
     folder.mkdir(parents=True, exist_ok=True)
     wanted = {row.step: (row.ended_at, {tag: _rounded(v) for tag, v in row.values.items()}) for row in rows}
-    changed = []  # files that have other values of a wanted point
+    changed = []  # files with other values of a wanted point
     for file in sorted(folder.glob(f"*{SUFFIX}")):
         events = map(event_pb2.Event.FromString, loaders.RawEventFileLoader(str(file)).Load())
         there = {
@@ -60,6 +59,6 @@ def write(rows: Sequence[Row], out: Path, run: str, project: str) -> Path:  # no
 
 
 def _rounded(value: float) -> float:
-    """To 32 bits, as an event holds it."""
+    """Round to 32 bits, as an event stores it."""
     rounded: float = struct.unpack("f", struct.pack("f", value))[0]
     return rounded

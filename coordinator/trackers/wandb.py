@@ -19,18 +19,18 @@ STEP = "training_step"
 
 
 def run_id(project: str, run: str) -> str:
-    """The run's id, a function of project and run name."""
+    """Return the run's id, a function of project and run name."""
     return hashlib.sha256(f"{project}\0{run}".encode()).hexdigest()[:16]
 
 
 def _mark(row: Row) -> str:
-    """A digest that changes with the scores: a retry of failed tasks adds some."""
+    """Return a digest that changes with the scores: a retry of failed tasks adds some."""
     digest = hashlib.sha256(repr(sorted(row.values.items())).encode()).hexdigest()[:8]
     return f"{row.evaluation_id}/{digest}"
 
 
 def write(rows: Sequence[Row], out: Path, run: str, project: str) -> Path:
-    """An offline run below `out/wandb`, or one on the server with WANDB_MODE=online; its folder."""
+    """Write an offline run below `out/wandb`, or one on the server with WANDB_MODE=online, and return its folder."""
     wandb = need("wandb", "wandb", "wandb")
     started = wandb.init(
         project=project,

@@ -1,4 +1,4 @@
-"""Is one checkpoint better than another? Statistics of scores over the same documents. Pure.
+"""Statistics for comparing two checkpoints' scores over the same documents. Pure.
 
-Rule: distribution functions are scipy's, which is imported where it is needed. Start at `paired.py`.
+Rule: distribution functions are scipy's, imported where needed. Start at `paired.py`.
 """

@@ -1,10 +1,10 @@
-"""A gate: rules that a checkpoint's scores must hold against a baseline's, and what each rule says. Pure.
+"""Gates: rules for a checkpoint's scores relative to a baseline's, and their results. Pure.
 
-Rule: "not worse by more than x" passes, or is a regression, only where the interval of the paired difference says so with
-the rule's confidence; between both it is undecidable, and more documents would tell. Each score passes by itself, since all
-must pass; a regression of any fails, so its end of the interval is corrected for the rule's scores (Bonferroni). A score that
-the baseline has and the checkpoint lacks is missing, which is no pass; one that was not its turn (`[[task]] every`) is not asked,
-which is neither.
+Rule: "not worse by more than x" passes, or is a regression, only if the interval of the paired difference says so with the
+rule's confidence; otherwise it is undecidable, and more documents would help. Each score passes on its own, since all must
+pass; a regression of any fails, so that end of its interval is corrected for the number of the rule's scores (Bonferroni). A
+score that the baseline has and the checkpoint lacks is missing, which is not a pass; a task whose turn it was not
+(`[[task]] every`) is not asked, which is neither.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from evaljobs.contract.specs import Record
 Outcome = Literal["pass", "regression", "missing", "undecidable", "not asked"]
 WORST: Sequence[Outcome] = ("regression", "missing", "undecidable", "not asked", "pass")
 Tier = Literal["critical", "supporting", "advisory"]
-Row = Mapping[str, Any]  # of a comparison, with verdicts
+Row = Mapping[str, Any]  # from a comparison, with verdicts
 Drop = Annotated[float, Field(ge=0)] | None
 BESIDE: Mapping[Tier, str] = {"critical": "", "supporting": "warning: ", "advisory": "advisory: "}
 
 
 class Rule(Record):
-    """What the scores of one task or group must hold."""
+    """Demands on the scores of one task or group."""
 
     task: Annotated[str, Field(min_length=1)]  # a task or group, or a glob of them
-    metric: str | None = None  # such as "acc", or "exact_match,strict-match"; None: each of the task's
-    max_drop: Drop = None  # not worse than the baseline by more, in the metric's unit
-    max_relative_drop: Drop = None  # the same, as a share of the baseline's score
+    metric: str | None = None  # such as "acc", or "exact_match,strict-match"; None: all of the task's
+    max_drop: Drop = None  # largest allowed drop from the baseline, in the metric's unit
+    max_relative_drop: Drop = None  # the same, as a fraction of the baseline's score
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95  # of these drops, one-sided
-    at_least: float | None = None  # the score itself; at most, where lower is better
-    min_documents: Annotated[int, Field(ge=1)] | None = None  # with fewer the rule is undecidable
+    at_least: float | None = None  # limit on the score itself; an upper limit if lower is better
+    min_documents: Annotated[int, Field(ge=1)] | None = None  # with fewer, the rule is undecidable
     tier: Tier = "critical"  # decides the outcome; "supporting" warns, "advisory" is only printed
-    required: bool = False  # a missing score fails as a regression does
+    required: bool = False  # a missing score fails like a regression
 
 
 class Policy(Record):
@@ -53,7 +53,7 @@ class Policy(Record):
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """What one rule says of one score."""
+    """Result of one rule for one score."""
 
     task: str
     metric: str
@@ -70,22 +70,22 @@ class Ruling:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the checkpoint fails by it, for which undecidable is not enough."""
+        """Whether the checkpoint fails because of it; undecidable is not enough."""
         failed = self.outcome == "regression" or (self.outcome == "missing" and self.required)
         return failed and self.tier == "critical"
 
 
 def is_named(rule: Rule, task: str, metric: str) -> bool:
-    """Does the rule name this score? `metric`: with the filter of the answers, as "exact_match,strict-match"."""
+    """Return whether the rule names this score. `metric`: including the filter of the answers, as "exact_match,strict-match"."""
     own, _, which = metric.partition(",")
     return fnmatchcase(task, rule.task) and rule.metric in (metric, own, *[None] * (which != DENSE))
 
 
 def judge(policy: Policy, rows: Sequence[Mapping[str, Any]], not_asked: Sequence[str] = ()) -> list[Ruling]:
-    """Rulings in the order of the rules and rows. `rows`: of a comparison with the baseline, with verdicts; `not_asked`: tasks
-    of the checkpoint.
+    """Return rulings in the order of the rules and rows. `rows`: a comparison with the baseline, with verdicts; `not_asked`:
+    tasks of the checkpoint.
 
-    OperatorError for a rule that names no score of the baseline or checkpoint, or demands nothing.
+    Raise OperatorError for a rule that names no score of the baseline or checkpoint, or demands nothing.
     """
     found = []
     for rule in policy.rule:
@@ -115,18 +115,18 @@ def judge(policy: Policy, rows: Sequence[Mapping[str, Any]], not_asked: Sequence
 
 
 def outcome_of(rulings: Sequence[Ruling]) -> Outcome:
-    """The worst one of the critical rules."""
+    """Return the worst outcome of the critical rules."""
     return min((r.outcome for r in rulings if r.tier == "critical"), key=WORST.index, default="pass")
 
 
 def _is_missing(row: Row) -> bool:
-    """Whether the checkpoint has no such score, or one that is no number."""
+    """Return whether the checkpoint has no such score, or one that is not a number."""
     value = row["values"][-1]
     return value is None or not math.isfinite(value)
 
 
 def _is_suite_mean(row: Mapping[str, Any]) -> bool:
-    """Is it the mean of a suite's own group? A glob leaves it out: its tasks have no such metric to be compared by."""
+    """Return whether this is the mean of a suite's own group. Globs skip it, since its tasks have no such metric to compare."""
     return bool(row["leaves"]) and row["metric"] == SUITE_MEAN
 
 
@@ -158,7 +158,7 @@ def _judged(rule: Rule, row: Row, count: int) -> tuple[Outcome, str]:
 
 
 def _difference(row: Row) -> Paired | str:
-    """How much better the score is than the baseline's, of a task or a group; or why that is not known."""
+    """Return how much better the score of a task or group is than the baseline's; or why that is unknown."""
     said = row["verdicts"][-1]
     if "why" in said:
         return f"not comparable: {said['why']}"

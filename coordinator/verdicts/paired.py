@@ -1,11 +1,11 @@
-"""Paired comparison of one metric over the same documents, and what it says in words. Pure.
+"""Paired comparison of one metric over the same documents, and its description. Pure.
 
-Rule: one test decides. It is the paired t test; with clusters of documents (several questions of one passage) the t test
-of a mean with cluster-robust errors (CR2, with the degrees of freedom of the effective number of clusters); below FEW
-clusters or documents a randomisation of signs, which needs no normal distribution. McNemar's exact test is shown beside
-it and decides nothing. One function, `interval`, makes every margin. Sources: Miller, "Adding Error Bars to Evals" (2024);
-Bell and McCaffrey (2002) and Carter, Schnepel and Steigerwald (2017) on clusters; Tango, "Equivalence test and confidence
-interval for the difference in proportions for the paired-sample design" (1998).
+Rule: one test decides. It is the paired t test; with clusters of documents (several questions of one passage) the t test of a
+mean with cluster-robust errors (CR2, with the degrees of freedom of the effective number of clusters); below FEW clusters or
+documents a randomisation of signs, which does not assume a normal distribution. McNemar's exact test is only shown beside it.
+All margins come from one function, `interval`. Sources: Miller, "Adding Error Bars to Evals" (2024); Bell and McCaffrey
+(2002) and Carter, Schnepel and Steigerwald (2017) on clusters; Tango, "Equivalence test and confidence interval for the
+difference in proportions for the paired-sample design" (1998).
 """
 
 from __future__ import annotations
@@ -21,36 +21,37 @@ if TYPE_CHECKING:
     Values = np.ndarray[Any, np.dtype[np.float64]]
 
 ALPHA = 0.05  # of a verdict, after Benjamini-Hochberg over the leaf tasks of a comparison
-POWER = 0.8  # with which the detectable difference is seen
-FEW = 20  # below so many clusters, or documents without clusters, signs are randomised
-LARGEST = 0.5  # share of the documents in one cluster, from which there is no comparison: fewer than four effective ones
+POWER = 0.8  # of the detectable difference
+FEW = 20  # with fewer clusters, or documents without clusters, signs are randomised
+# largest cluster's share of the documents that can be compared: beyond it, fewer than four effective clusters
+LARGEST = 0.5
 HALVINGS = 50  # of an interval's end, to 1e-15
 
 Verdict = Literal["better", "worse", "no evidence"]
 
 
 class Paired(NamedTuple):
-    """Mean over documents of a metric's values less those of the baseline, and what its test and interval follow from."""
+    """Mean difference of a metric's values from the baseline's over documents, with the data for its test and interval."""
 
-    documents: int  # that both checkpoints have
+    documents: int  # common to both checkpoints
     difference: float  # mean, in the metric's own unit
     variance: float  # of the mean difference
-    degrees: float  # of freedom; one less than the effective number of clusters, or of documents
-    span: float  # largest value less the smallest one, of both checkpoints
+    degrees: float  # of freedom; the effective number of clusters, or of documents, minus one
+    span: float  # largest minus smallest value of both checkpoints
     gained: int | None  # of a 0/1 metric: documents that went from 0 to 1
     lost: int | None
     clusters: int | None = None  # None: documents are taken as independent
-    signs: float | None = None  # two-sided p under all signs, where that is the test
-    tasks: int | None = None  # of which it is the mean; None: it is of one
+    signs: float | None = None  # two-sided p under all signs, if that is the test
+    tasks: int | None = None  # number of tasks averaged; None: a single task
 
     @property
     def stderr(self) -> float:
-        """Of the mean difference."""
+        """Standard error of the mean difference."""
         return math.sqrt(self.variance)
 
     @property
     def test(self) -> str:
-        """Paired t | clustered t | signs | pooled t."""
+        """Name of the test: paired t | clustered t | signs | pooled t."""
         if self.signs is not None:
             return "signs"
         return (
@@ -59,7 +60,7 @@ class Paired(NamedTuple):
 
     @property
     def p(self) -> float:
-        """Two-sided; but for signs Student's."""
+        """Two-sided p, from Student's distribution unless from signs."""
         from scipy import special  # noqa: PLC0415 (other commands start without it)
 
         if self.signs is not None:
@@ -80,12 +81,12 @@ class Paired(NamedTuple):
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Paired:
-        """The comparison that `facts` are of, but for its signs."""
+        """Rebuild the comparison from `facts`, without its signs."""
         known = {name: facts[name] for name in cls._fields if name in facts}
         return cls(**known, variance=facts["stderr"] ** 2)
 
     def facts(self) -> dict[str, Any]:
-        """As JSON has them."""
+        """Fields for JSON."""
         known = {name: value for name, value in self._asdict().items() if name not in ("variance", "signs")}
         if self.tasks is None:
             del known["tasks"]
@@ -93,9 +94,9 @@ class Paired(NamedTuple):
 
 
 def paired(before: Values, after: Values, clusters: Sequence[Any] | None = None) -> Paired | str:
-    """Compare two checkpoints; a text says why they cannot be compared.
+    """Compare two checkpoints, or return why they cannot be compared.
 
-    Arrays: a value a document, in the same order, without NaN; `clusters`: its cluster.
+    Arrays: one value per document, in the same order, without NaN; `clusters`: its cluster.
     """
     import numpy as np  # noqa: PLC0415 (other commands start without it)
 
@@ -125,10 +126,10 @@ def paired(before: Values, after: Values, clusters: Sequence[Any] | None = None)
 
 
 def pooled(parts: Sequence[Paired], weights: Sequence[float] | None = None) -> Paired:
-    """Compare the mean of several tasks' scores, of which `parts` are the differences; at least one.
+    """Compare the mean of several tasks' scores, given at least one difference in `parts`.
 
-    `weights`: of the tasks in the mean, 1 in all; None: alike. Tasks are independent, so the variances add up, and the degrees
-    of freedom are Welch's and Satterthwaite's.
+    `weights`: of the tasks in the mean, with sum 1; None: equal. Tasks are independent, so variances add up, and the degrees
+    of freedom follow Welch and Satterthwaite.
     """
     shares = [1 / len(parts)] * len(parts) if weights is None else weights
     errors = [w**2 * one.variance for w, one in zip(shares, parts, strict=True)]
@@ -152,9 +153,9 @@ def pooled(parts: Sequence[Paired], weights: Sequence[float] | None = None) -> P
 def interval(one: Paired, confidence: float) -> tuple[float, float]:
     """Return both ends of a difference's interval, each with the one-sided `confidence`.
 
-    Of a 0/1 metric it is Tango's score interval with Student's quantile, which holds for few documents and flips, over as many
-    documents as independent ones would have the same error; of another metric Student's. Where no document differs, at
-    most so many might in truth that none is seen by chance, each by `span`.
+    For 0/1 metrics, Tango's score interval with Student's quantile, which holds for few documents and flips, using the number
+    of independent documents with the same standard error; otherwise Student's interval. If no document differs, the ends
+    assume the most differing documents, each by `span`, of which chance would still show none.
     """
     quantile = _quantile(one.degrees, confidence)
     if one.gained is None or one.lost is None or one.tasks is not None:
@@ -169,13 +170,14 @@ def interval(one: Paired, confidence: float) -> tuple[float, float]:
 
 
 def _lowest(gained: float, lost: float, count: float, quantile: float) -> float:
-    """Lower end of Tango's interval: the smallest difference whose score is no farther than `quantile` from the one seen."""
+    """Return the lower end of Tango's interval: the smallest difference whose score is within `quantile` of the observed one."""
     low, high = -1.0, (gained - lost) / count
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         slope = gained + lost - middle * (2 * count - gained + lost)
         root = math.sqrt(max(0.0, slope**2 + 8 * count * lost * middle * (1 - middle)))
-        flips = (slope + root) / (2 * count) + middle  # share that differs, the likeliest for this difference
+        # likeliest share of differing documents for this difference
+        flips = (slope + root) / (2 * count) + middle
         far = (gained - lost - count * middle) ** 2 > quantile**2 * count * (flips - middle**2)
         low, high = (middle, high) if far else (low, middle)
     return low
@@ -197,18 +199,18 @@ def _signs(sums: Values) -> float:
         return 1.0
     flips = (
         np.arange(2 ** (len(sums) - 1))[:, None] >> np.arange(len(sums) - 1) & 1
-    )  # the other half is the opposite
+    )  # the other half is symmetric
     drawn = np.abs(sums[-1] + (1 - 2 * flips) @ sums[:-1])
     rounding = 1e-12 * float(np.abs(sums).sum())
     return float((drawn >= abs(float(sums.sum())) - rounding).mean())
 
 
 def verdicts(found: Sequence[tuple[Paired, bool]]) -> list[tuple[Verdict, float, float | None]]:
-    """(verdict, adjusted p, detectable difference) of each leaf task and metric of a comparison.
+    """Return (verdict, adjusted p, detectable difference) of each leaf task and metric of a comparison.
 
-    `found`: with "is higher better?". Benjamini-Hochberg: of the verdicts "better" and "worse" at most ALPHA are false, on
-    average. The detectable difference is the true one that is found with POWER where no other score has changed, which
-    the correction then asks for ALPHA over their number; None where no document differs.
+    `found`: with whether higher is better. Benjamini-Hochberg: on average at most ALPHA of the verdicts "better" and "worse"
+    are false. The detectable difference is the true one that is found with POWER if no other score has changed, for which the
+    correction requires ALPHA over their number; None if no document differs.
     """
     adjusted: dict[int, float] = {}
     every, least = [one.p for one, _ in found], 1.0

@@ -1,16 +1,17 @@
-"""Since when is a score worse, along a training's checkpoints? A CUSUM of one metric, over numbers of checkpoints. Pure.
+"""Detection of the checkpoint since which a score is worse in a training: a CUSUM of one metric over checkpoint numbers.
+Pure.
 
-Rule: each checkpoint is held against the one before and against the robust mean of those before; so is the mean of the
-last ones, over windows that grow by GROWTH up to all checkpoints, against the mean of as many again before them (the
-generalised likelihood ratio of Siegmund and Venkatraman, 1995). What a checkpoint says follows from it and from those before
-it, so a later one changes nothing. Values are better where higher.
+Rule: each checkpoint is compared with the previous one and with the robust mean of those before; so is the mean of the latest
+ones, over windows that grow by GROWTH up to all checkpoints, with the mean of as many before them (the generalised likelihood
+ratio of Siegmund and Venkatraman, 1995). A checkpoint's verdict follows from it and earlier ones, so later ones change
+nothing. Values are better if higher.
 
-The yardstick, the standard error of a difference, has two variances. That of documents is known from paired differences.
-That of checkpoints is a robust variance of the detrended differences before, less the mean of their documents' variances:
-of successive ones or of those over APART, the larger, since neighbours may be alike. In the mean of a window it counts as that
-of an autoregression with the correlation ALIKE: a hundred checkpoints tell their correlation too coarsely to be
-relied on at the limits that many scores need. WIDER, DEGREES and LOOKS are fitted to drawn series with that
-correlation, and any share of documents in their variance, over twice the horizon (`scripts/bench_verdicts`).
+The yardstick, the standard error of a difference, has two variances. That of documents is known from paired differences. That
+of checkpoints is a robust variance of the earlier detrended differences, minus the mean of their documents' variances: of
+successive checkpoints or those APART, whichever is larger, since neighbours may be similar. In the mean of a window it counts
+as that of an autoregression with the correlation ALIKE: even a hundred checkpoints estimate their correlation too coarsely
+for the limits that many scores need. WIDER, DEGREES and LOOKS are fitted to simulated series with that correlation, and any
+share of documents in their variance, over twice the horizon (`scripts/bench_verdicts`).
 """
 
 from __future__ import annotations
@@ -23,42 +24,42 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from coordinator.verdicts.paired import Values
 
-ALPHA = 0.05  # of a false "worse", over all scores and the whole horizon
-FEWEST = 6  # earlier checkpoints, below which there is no verdict
-LEVEL = 8  # checkpoints before, of the robust mean a single one is held against
-LEVEL_OF_MANY = 64  # checkpoints before, at most, of the mean that a long window is held against
-TRIMMED = 1.2  # variance of a robust mean, of the mean's
-SPREAD = 100  # differences before, of the robust variance
-APART = 4  # checkpoints, of the longer differences
-ALIKE = 0.6  # correlation of neighbours' scatter up to which false verdicts keep to ALPHA
-GROWTH = 1.25  # of a window to the next longer one
-NEAR = 10  # checkpoints before, at least, among which a change is dated
-WIDER = 1.4  # factor of the robust variance, for its own error
-CUT = 0.2  # share of the differences, the largest, that count as no larger than the others
-DEGREES = 1.5  # of freedom of the robust variance, for each difference
-LOOKS = 2.0  # independent tests that the tests of one checkpoint are worth
+ALPHA = 0.05  # of any false "worse", over all scores and the whole horizon
+FEWEST = 6  # earlier checkpoints needed for a verdict
+LEVEL = 8  # earlier checkpoints in the robust mean that a single one is compared with
+LEVEL_OF_MANY = 64  # earlier checkpoints, at most, in the mean that a long window is compared with
+TRIMMED = 1.2  # variance of a robust mean relative to that of the mean
+SPREAD = 100  # earlier differences in the robust variance
+APART = 4  # checkpoints between the ends of the longer differences
+ALIKE = 0.6  # correlation of neighbours' scatter up to which false verdicts stay within ALPHA
+GROWTH = 1.25  # ratio of successive window lengths
+NEAR = 10  # earlier checkpoints, at least, in which a change is dated
+WIDER = 1.4  # factor of the robust variance, to allow for its own error
+CUT = 0.2  # share of the largest differences that count as no larger than the others
+DEGREES = 1.5  # of freedom of the robust variance, per difference
+LOOKS = 2.0  # independent tests equivalent to the tests of one checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worse:
     """A verdict, in numbers of checkpoints."""
 
-    found: int  # that showed it
-    since: int  # first worse one
+    found: int  # the checkpoint that showed it
+    since: int  # the first worse one
     low: int  # 95 % interval of `since`
     high: int
-    mean: float  # of the checkpoints before
+    mean: float  # of the earlier checkpoints
 
 
-Spread = tuple["Values", "Values"]  # as of `variances`
+Spread = tuple["Values", "Values"]  # as from `variances`
 
 
 def yardsticks(values: Values, sampling: Values, spread: Spread | None = None) -> tuple[Values, Values]:
-    """(robust mean of the LEVEL checkpoints before, standard error of a difference) of each checkpoint, NaN for the first
-    FEWEST.
+    """Return (robust mean of the LEVEL previous checkpoints, standard error of a difference) of each checkpoint, NaN for the
+    first FEWEST.
 
-    Arrays: (…, checkpoints). `sampling`: variance of the mean paired difference to the checkpoint before; the first is unused.
-    `spread`: of `variances`, where it is known.
+    Arrays: (…, checkpoints). `sampling`: variance of the mean paired difference from the previous checkpoint; the first is
+    unused. `spread`: from `variances`, if known.
     """
     import numpy as np  # noqa: PLC0415 (other commands start without it)
 
@@ -69,7 +70,7 @@ def yardsticks(values: Values, sampling: Values, spread: Spread | None = None) -
 
 
 def _level(values: Values) -> Values:
-    """Mean along the last axis without the lowest and the highest quarter."""
+    """Return the mean along the last axis without the lowest and the highest quarter."""
     import numpy as np  # noqa: PLC0415
 
     cut = values.shape[-1] // 4
@@ -77,7 +78,7 @@ def _level(values: Values) -> Values:
 
 
 def variances(values: Values, sampling: Values) -> Spread:
-    """Variances of a difference to a checkpoint before: of documents, and of checkpoints. NaN for the first FEWEST."""
+    """Return variances of a difference from an earlier checkpoint: of documents, of checkpoints. NaN for the first FEWEST."""
     import numpy as np  # noqa: PLC0415
 
     documents, scatter = np.full_like(values, np.nan), np.full_like(values, np.nan)
@@ -88,14 +89,14 @@ def variances(values: Values, sampling: Values) -> Spread:
         if now >= FEWEST + APART:
             spread = np.maximum(spread, _robust(before[..., APART:] - before[..., :-APART], first))
         known = sampling[..., first + 1 : now].mean(-1)
-        documents[..., now] = np.maximum(sampling[..., now], known)  # few flips are no small variance
+        documents[..., now] = np.maximum(sampling[..., now], known)  # few flips do not mean a small variance
         scatter[..., now] = np.maximum(0, WIDER * spread - known)
     return documents, scatter
 
 
 def _robust(differences: Values, first: int) -> Values:
-    """Winsorised variance about the trend, along the last axis, as large as a normal distribution's; 0, which says nothing,
-    where most differences are 0. `first`: number of the first difference.
+    """Return the winsorised variance about the trend along the last axis, scaled to a normal distribution's; 0, which means
+    nothing, if most differences are 0. `first`: number of the first difference.
     """
     import numpy as np  # noqa: PLC0415
 
@@ -110,7 +111,7 @@ def _robust(differences: Values, first: int) -> Values:
 
 @cache
 def _trend(first: int, count: int) -> tuple[Values, Values]:
-    """A learning curve's trend in its differences, a constant and one over the checkpoint's number, and its pseudo-inverse."""
+    """Return the trend of a learning curve's differences, a constant and one over the checkpoint number, and its inverse."""
     import numpy as np  # noqa: PLC0415
 
     trend = np.stack([np.ones(count), 1 / np.arange(first + 1, first + count + 1)], 1)
@@ -119,7 +120,7 @@ def _trend(first: int, count: int) -> tuple[Values, Values]:
 
 @cache
 def _winsorised(kept: float) -> float:
-    """Variance of a standard normal distribution whose largest squares count as its quantile `kept`."""
+    """Return the variance of a standard normal distribution whose largest squares are cut to its quantile `kept`."""
     from scipy import special  # noqa: PLC0415
 
     edge = special.chdtri(1, 1 - kept)
@@ -128,7 +129,7 @@ def _winsorised(kept: float) -> float:
 
 @cache
 def _limit(level: float, steps: int) -> float:
-    """Standard errors of a fall that is seen by chance at one checkpoint with probability `level`."""
+    """Return the drop, in standard errors, that chance shows at one checkpoint with probability `level`."""
     from scipy import special  # noqa: PLC0415
 
     return -float(special.stdtrit(DEGREES * steps, level / LOOKS)) * (1 + 1 / steps)
@@ -136,8 +137,8 @@ def _limit(level: float, steps: int) -> float:
 
 @cache
 def _windows(since: int, count: int) -> tuple[Values, Values, Values, Values]:
-    """(lengths of windows that begin at `since`, lengths of those before them, variances of the difference of their means):
-    of documents, and of checkpoints that are ALIKE; each of a difference of two checkpoints.
+    """Return lengths of windows that begin at `since`, lengths of those before them, and the variances of the difference of
+    their means: of documents, and of checkpoints that are ALIKE; each relative to a difference of two checkpoints.
     """
     import numpy as np  # noqa: PLC0415
 
@@ -157,9 +158,9 @@ def _windows(since: int, count: int) -> tuple[Values, Values, Values, Values]:
 
 
 def heights(values: Values, sampling: Values, level: float) -> Values:
-    """How high each checkpoint's CUSUM is: above 1 it says "worse". Arrays as of `yardsticks`.
+    """Return the height of each checkpoint's CUSUM: above 1 means "worse". Arrays as in `yardsticks`.
 
-    `level`: probability with which one checkpoint may say so by chance.
+    `level`: probability of exceeding it at one checkpoint by chance.
     """
     return _scan(values, sampling, level)[0]
 
@@ -167,7 +168,7 @@ def heights(values: Values, sampling: Values, level: float) -> Values:
 def _scan(
     values: Values, sampling: Values, level: float, spread: Spread | None = None
 ) -> tuple[Values, Values]:
-    """(height, length of the window that makes it) of each checkpoint."""
+    """Return (height, length of the window that attains it) of each checkpoint."""
     import numpy as np  # noqa: PLC0415
 
     found, longest = np.full_like(values, np.nan), np.ones_like(values)
@@ -182,7 +183,7 @@ def _scan(
         fall = np.stack([levels[n] for n in before.tolist()], -1)
         fall -= (sums[..., last] - sums[..., since - 1, None]) / size
         errors = np.sqrt(documents[..., since, None] * known + scatter[..., since, None] * jitter)
-        errors[errors == 0] = np.inf  # nothing ever differed, and there is no verdict
+        errors[errors == 0] = np.inf  # nothing ever differed, so there is no verdict
         high = fall / errors
         step = values[..., since - 1] - values[..., since]
         high[..., 0] = np.maximum(high[..., 0], step / one[..., since])
@@ -194,9 +195,9 @@ def _scan(
 
 
 def worse(values: Values, sampling: Values, level: float, spread: Spread | None = None) -> list[list[Worse]]:
-    """Verdicts on each of several series, in order. Arrays: (series, checkpoints). `spread`: as of `yardsticks`.
+    """Return verdicts on each of several series, in order. Arrays: (series, checkpoints). `spread`: as in `yardsticks`.
 
-    After a verdict the series begins anew at its change point.
+    After a verdict the series starts over at its change point.
     """
     import numpy as np  # noqa: PLC0415
 
@@ -215,9 +216,9 @@ def worse(values: Values, sampling: Values, level: float, spread: Spread | None 
 
 
 def _change(values: Values, size: int) -> tuple[int, int, int]:
-    """(likeliest first checkpoint of a lower mean, 95 % interval) by the sums of squares about two means.
+    """Return (likeliest first checkpoint of a lower mean, 95 % interval) by the sums of squares about two means.
 
-    `size`: length of the window that shows it; a change is looked for in twice as many checkpoints.
+    `size`: length of the window that shows it; the change is searched for in twice as many checkpoints.
     """
     import numpy as np  # noqa: PLC0415
 
@@ -228,7 +229,7 @@ def _change(values: Values, size: int) -> tuple[int, int, int]:
     parts = [(values[first:place], values[place:]) for place in places]
     squares = np.array([sum(float(((p - p.mean()) ** 2).sum()) for p in both) for both in parts])
     squares[[before.mean() <= after.mean() for before, after in parts]] = np.inf
-    if not np.isfinite(squares).any():  # a fall after a steep rise
+    if not np.isfinite(squares).any():  # a drop after a steep rise
         return count - 1, count - 1, count - 1
     squares += 1e-9 * float(values.var())
     weights = (squares / squares.min()) ** (-(count - first - 2) / 2)

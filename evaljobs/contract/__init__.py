@@ -1,5 +1,4 @@
-"""What crosses processes: specs of jobs, their outcomes, paths, and how files are written.
+"""Data exchanged between processes: specs of jobs, their outcomes, paths, and how files are written.
 
-Rule: records are versioned and strict; names on disk are in `paths.py` alone. Start with
-`specs.py`.
+Rule: records are versioned and strict; names on disk are only in `paths.py`. Start with `specs.py`.
 """

@@ -1,8 +1,8 @@
 """Columns of scored tasks: their documents' ids, values of metrics, and signals from likelihoods, in one Parquet file.
 
-Rule: made of lm-eval's samples when a task is scored, so that a comparison of two checkpoints reads no samples. A job of
-`evaljobs.scoring.score` leaves the file of its entry; `coordinator.report.columns` merges them into the evaluation's. What a
-document lacks is null in the file, and NaN in an array.
+Rule: derived from lm-eval's samples when a task is scored, so that a comparison of two checkpoints reads no samples. A job of
+`evaljobs.scoring.score` leaves the file of its entry; `coordinator.report.columns` merges them into the evaluation's. Missing
+values are null in the file, and NaN in an array.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ if TYPE_CHECKING:
     Columns = dict[str, np.ndarray[Any, np.dtype[Any]]]
 
 Part = tuple[int, str]
-"""A leaf task as one entry of the suite asks it: number of the entry, name of the task."""
+"""A leaf task of one entry of the suite: number of the entry, name of the task."""
 ENTRY, TASK = "entry", "task"
 DOCUMENT, HASH, CLUSTER = "doc_id", "doc_hash", "cluster"  # 64-bit integers; the last two are digests
-# of the right answer: bits a byte, its share of all choices' likelihoods, its log-likelihood less the best other's
+# of the right answer: bits per byte, its share of all choices' likelihoods, its log-likelihood minus the best other's
 BITS, SHARE, MARGIN = "gold_bits_per_byte", "gold_probability", "margin"
 SIGNALS = (BITS, SHARE, MARGIN)
 """Signals of likelihood tasks, by their column."""
-DENSE = "dense"  # stands for a filter in the names of signals among scores: "margin,dense"
+DENSE = "dense"  # replaces a filter in the names of signals among scores: "margin,dense"
 SUITE_MEAN = (
-    "mean,none"  # metric of a suite's own group: the mean of its tasks' scores, of whatever metrics they are
+    "mean,none"  # metric of a suite's own group: the mean of its tasks' scores, whatever their metrics
 )
 
 
 def columns_of(samples: Iterable[Mapping[str, Any]], cluster: str | None = None) -> Columns:
-    """Arrays of one length: a row a document, in order of ids.
+    """Return arrays of one length: a row per document, in order of ids.
 
     `samples`: lm-eval's, a mapping for each document and filter. `cluster`: the field of a document whose value names its
-    cluster; OperatorError where a document lacks it. Columns "METRIC,FILTER" are float64, NaN where a
-    document has no number; a metric without any number has no column.
+    cluster; raise OperatorError if a document lacks it. Columns "METRIC,FILTER" are float64, NaN if a document has no number;
+    a metric without any number has no column.
     """
     import numpy as np  # noqa: PLC0415 (records of jobs are read without it)
 
@@ -73,7 +73,7 @@ def columns_of(samples: Iterable[Mapping[str, Any]], cluster: str | None = None)
 
 
 def means(columns: Columns) -> dict[str, float]:
-    """Means of the signals over documents that have them, named as lm-eval's results name scores; `n`: their number."""
+    """Return means of the signals over documents that have them, named like scores in lm-eval's results; `n`: their number."""
     import numpy as np  # noqa: PLC0415
 
     found: dict[str, float] = {}
@@ -105,10 +105,10 @@ def digests(texts: Iterable[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def choices_of(sample: Mapping[str, Any]) -> tuple[list[str], list[float], int | None]:
-    """(continuations, their natural log-likelihoods, the right one's number); empty for generated answers.
+    """Return (continuations, their natural log-likelihoods, the right one's number); empty for generated answers.
 
-    A single continuation is the right answer. Of several choices it is the one that `target` names, by its number or
-    text. None where several are right, or where prompts differ by choice and the number cannot be known.
+    A single continuation is the right answer. Of several choices it is the one that `target` names, by its number or text.
+    None if several are right, or if prompts differ by choice and the number is unknown.
     """
     asked = [a for a in sample.get("arguments", {}).values() if isinstance(a, Mapping)]
     answers = [_log_likelihood(r) for r in sample.get("filtered_resps", ())]
@@ -131,7 +131,7 @@ def chance_of(samples: Iterable[Mapping[str, Any]]) -> float:
 
 
 def signals(sample: Mapping[str, Any]) -> dict[str, float]:
-    """What a document's log-likelihoods say of its right answer; empty where it is not known."""
+    """Return the signals of a document's log-likelihoods for its right answer; empty if it is unknown."""
     texts, likelihoods, gold = choices_of(sample)
     if gold is None:
         return {}
@@ -146,7 +146,7 @@ def signals(sample: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _log_likelihood(answer: Any) -> float | None:
-    """Of (log-likelihood, is greedy), as lm-eval has it or as its samples say it in texts."""
+    """Parse (log-likelihood, is greedy), as numbers from lm-eval or texts from its samples."""
     if not isinstance(answer, list | tuple) or len(answer) != 2 or str(answer[1]) not in ("True", "False"):
         return None
     try:
@@ -157,7 +157,7 @@ def _log_likelihood(answer: Any) -> float | None:
 
 
 def _gold(sample: Mapping[str, Any], texts: list[Any], likelihoods: list[float]) -> int | None:
-    """The right choice, named by `target` as text or number; where it may mean two, `acc` tells them apart."""
+    """Return the right choice, named by `target` as text or number; if ambiguous, `acc` decides."""
     said = str(sample.get("target")).strip()
     named = {i for i, text in enumerate(texts) if str(text).strip() == said}
     if said.isdecimal() and int(said) < len(texts):
@@ -186,11 +186,11 @@ class Documents:
         return found
 
     def of(self, task: str) -> Columns | None:
-        """The columns that a task has; None where there is no such task."""
+        """Return the columns of a task; None if there is no such task."""
         return None if task not in self.tasks else self._cut(self.tasks[task])
 
     def parts(self) -> dict[Part, Columns]:
-        """The columns of each task by its entry."""
+        """Return the columns of each task by its entry."""
         return {part: self._cut(rows) for part, rows in self.rows.items()}
 
     def _cut(self, rows: slice) -> Columns:
@@ -201,7 +201,7 @@ class Documents:
 
 
 def packed(parts: Mapping[Part, Columns]) -> bytes:
-    """The Parquet file's bytes: a row a document, `entry` and `task` before the columns; equal for equal columns."""
+    """Return the Parquet file's bytes: a row per document, `entry` and `task` before the columns; equal for equal columns."""
     import numpy as np  # noqa: PLC0415
     import pyarrow as pa  # noqa: PLC0415
     from pyarrow import parquet  # noqa: PLC0415
@@ -233,7 +233,7 @@ def packed(parts: Mapping[Part, Columns]) -> bytes:
 
 
 def unpacked(content: bytes, name: str) -> Documents:
-    """The documents of a file's bytes; OperatorError, with `name`, where it is damaged."""
+    """Return the documents of a file's bytes. Raise OperatorError, with `name`, if it is damaged."""
     import numpy as np  # noqa: PLC0415
     import pyarrow as pa  # noqa: PLC0415
     from pyarrow import parquet  # noqa: PLC0415
@@ -258,4 +258,4 @@ def unpacked(content: bytes, name: str) -> Documents:
 
 
 def _damaged(name: str, error: Exception) -> OperatorError:
-    return OperatorError(f"{name} is damaged ({error}): move it away, and it is made again of the samples")
+    return OperatorError(f"{name} is damaged ({error}): move it away to have it rebuilt from the samples")

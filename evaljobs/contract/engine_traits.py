@@ -1,7 +1,7 @@
-"""What the coordinator must know of an engine to plan its trials and to ask for their jobs, and of a model's rope.
+"""Facts about an engine for planning its trials and requesting their jobs, and about a model's rope.
 
-Rule: an engine that has no row has the values of lm-eval's `hf`. The figures are defaults, measured or
-rounded up; settings come before them. Called from the coordinator and the trials' engines.
+Rule: engines without a row have the values of lm-eval's `hf`. The figures are defaults, measured or rounded up; settings take
+precedence. Called from the coordinator and the trials' engines.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 PLANNED_BATCH = 32
-"""Requests of a batch where an engine chooses its batches: a shard is whole batches, and is submitted at once."""
+"""Requests of a batch if an engine chooses its batches: a shard is whole batches, submitted at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTraits:
-    """`batches_itself`: a batch size is of no use to it, so "auto" needs no probe."""
+    """Traits of an engine. `batches_itself`: it ignores the batch size, so "auto" needs no probe."""
 
     batches_itself: bool = False
-    memory_mb: int = 0  # MiB of main memory of each GPU's process, beside a trial's own
-    hung_seconds: float = 900.0  # a trial without progress for so long is ended; loading has no progress
+    memory_mb: int = 0  # MiB of main memory of each GPU's process, on top of a trial's own
+    hung_seconds: float = 900.0  # a trial without progress for this long is ended; loading has no progress
 
 
 ENGINES: Final = {
@@ -31,7 +31,7 @@ ENGINES: Final = {
 
 
 def engine_traits(engine: str) -> EngineTraits:
-    """The traits of lm-eval's model class of this name."""
+    """Return the traits of lm-eval's model class of this name."""
     return ENGINES.get(engine, EngineTraits())
 
 
@@ -42,12 +42,12 @@ _TABLES = ("rope_parameters", "rope_scaling")
 
 
 def growing_rope(config: Mapping[str, Any]) -> str:
-    """The kind of `GROWING` that a model's config, or a part of it, names; "" for none."""
+    """Return the kind of `GROWING` that a model's config, or a part of it, names; "" for none."""
     return next((kind for kind in _kinds(config, within=False) if kind in GROWING), "")
 
 
 def _kinds(config: Mapping[str, Any], *, within: bool) -> Iterator[object]:
-    """`within`: is it (a layer type's part of) a table of rotary embeddings?"""
+    """Yield rope kinds. `within`: this is (a layer type's part of) a table of rotary embeddings."""
     for key, value in config.items():
         if isinstance(value, Mapping):
             yield from _kinds(value, within=within or key in _TABLES)

@@ -1,8 +1,8 @@
 """Files of an evaluation, loose or in its archive: `logs/x.log` may be the member of that name of `files.zip`.
 
-Rule: what reads a file of an evaluation that may have ended opens it here, by the path at which it was written. A loose
-file has precedence over a member of its name, since a retry writes loose files beside the archive. A member that was
-stored without compression is read in place, at any offset. Written by `coordinator.keeping.archive`.
+Rule: files of an evaluation that may have ended are opened here, by their original path. A loose file takes precedence over a
+member of its name, since a retry writes loose files beside the archive. A member stored without compression is read in place,
+at any offset. Written by `coordinator.keeping.archive`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def archive_of(root: Path) -> Path:
 
 
 def open_file(path: Path) -> IO[bytes]:
-    """Open a file for reading, loose or archived. FileNotFoundError; OSError (EIO) for a damaged archive."""
+    """Open a file for reading, loose or archived. Raise FileNotFoundError, or OSError (EIO) for a damaged archive."""
     with contextlib.suppress(FileNotFoundError):
         return path.open("rb")
     archive, info = _member(path)
@@ -46,13 +46,13 @@ def open_file(path: Path) -> IO[bytes]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The whole file; errors as of `open_file`."""
+    """Return the whole file; errors as in `open_file`."""
     with open_file(path) as file:
         return file.read()
 
 
 def file_size(path: Path) -> int:
-    """Bytes of a file as it was written; errors as of `open_file`."""
+    """Return the original size of a file in bytes; errors as in `open_file`."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -60,16 +60,16 @@ def file_size(path: Path) -> int:
 
 
 def exists(path: Path) -> bool:
-    """Is there such a file, loose or archived? False, too, where the archive is damaged."""
+    """Return whether such a file exists, loose or archived; False if the archive is damaged."""
     with contextlib.suppress(OSError):
         return file_size(path) >= 0
     return False
 
 
 def files_in(folder: Path, pattern: str = "*") -> list[Path]:
-    """Paths of the files in `folder` whose names match, loose and archived, sorted; none where there is no such folder.
+    """Return paths of the files in `folder` whose names match, loose and archived, sorted; empty if the folder is missing.
 
-    Temporary files (their names begin with a dot) are left out.
+    Temporary files (with names that begin with a dot) are skipped.
     """
     names: set[str] = set()
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
@@ -80,7 +80,7 @@ def files_in(folder: Path, pattern: str = "*") -> list[Path]:
 
 
 def members(archive: Path) -> Mapping[str, zipfile.ZipInfo]:
-    """The members of an archive by name; none where there is no archive. OSError (EIO) where it is damaged."""
+    """Return the members of an archive by name; empty if there is no archive. Raise OSError (EIO) if it is damaged."""
     try:
         there = archive.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -90,7 +90,7 @@ def members(archive: Path) -> Mapping[str, zipfile.ZipInfo]:
 
 @lru_cache(maxsize=8)
 def _read_members(archive: Path, _inode: int, _mtime_ns: int, _size: int) -> Mapping[str, zipfile.ZipInfo]:
-    """Read once for each content of an archive: that of 10,000 files takes a tenth of a second to list."""
+    """Read members once per content of an archive: listing 10,000 files takes a tenth of a second."""
     with _errors_of(archive), zipfile.ZipFile(archive) as opened:
         return {info.filename: info for info in opened.infolist()}
 
@@ -104,7 +104,7 @@ def _errors_of(archive: Path) -> Iterator[None]:
 
 
 def _member(path: Path) -> tuple[Path, zipfile.ZipInfo]:
-    """The archive that holds the file that had this path, and its entry there; errors as of `open_file`."""
+    """Return the archive that contains the file of this path, and its entry there; errors as in `open_file`."""
     archive = archive_of(path.parent.parent)
     if info := members(archive).get(f"{path.parent.name}/{path.name}"):
         return archive, info
@@ -112,7 +112,7 @@ def _member(path: Path) -> tuple[Path, zipfile.ZipInfo]:
 
 
 class _Stored(io.FileIO):
-    """The bytes of a stored member, `size` from offset `start` of the archive on."""
+    """The bytes of a stored member: `size` bytes of the archive from offset `start`."""
 
     def __init__(self, archive: Path, start: int, size: int) -> None:
         super().__init__(archive)

@@ -1,7 +1,7 @@
-"""Names of shards and lanes, as both sides write them in files, specs and queues; of GPU variables and engines.
+"""Names of shards and lanes in files, specs and queues, for both sides; of GPU variables and engines.
 
-Rule: a name is parsed and printed here alone; on the wire and in the journal it is a string.
-Called from: the coordinator (plans, evaluations) and the node side (trials, queues).
+Rule: names are only parsed and formatted here; on the wire and in the journal they are strings. Called from: the coordinator
+(plans, evaluations) and the node side (trials, queues).
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ROCR = "ROCR_VISIBLE_DEVICES"
-# Variables that name a job's GPUs: NVIDIA's, AMD's two, Intel's. Slurm sets that of the node's vendor; where
-# it does not know the vendor it sets several. ROCm reads HIP's, else NVIDIA's, as a choice from ROCR's.
+# Variables that name a job's GPUs: NVIDIA's, AMD's two, Intel's. Slurm sets that of the node's vendor, or several if it does
+# not know the vendor. ROCm uses HIP's, otherwise NVIDIA's, to select from ROCR's.
 GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", ROCR, "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 HF_ENGINES = ("hf", "hf-auto", "huggingface")  # lm-eval's names of its class for transformers
 # Arguments of a model that name its adapter's weights, on which no request depends.
@@ -32,12 +32,12 @@ class Cut:
 
     @classmethod
     def parse(cls, text: str) -> Cut:
-        """ValueError where `text` is no cut. A shard's "" is the evaluation's: no text of its own."""
+        """Parse a cut. Raise ValueError for any other text. A shard's "" means the evaluation's and has no text of its own."""
         fast, dash, numbers = text.partition("-")
         budget, _, size = numbers.partition("-")
         cut = cls(int(size), int(budget)) if dash and fast == "fast" else cls(int(text))
         if str(cut) != text or cut.batch_size < 1 or cut.token_budget == 0:
-            raise ValueError(f"{text!r} is no cut of a request set")
+            raise ValueError(f"{text!r} is not a cut of a request set")
         return cut
 
     def __str__(self) -> str:
@@ -50,10 +50,10 @@ class Cut:
 class ShardId:
     """Batches first_batch..end_batch-1 of a leaf task's request set: "task|first|end".
 
-    `task` is "task#2" where two entries of a suite ask different requests of one leaf task.
-    `cut` says how the requests are cut into batches: "" by the evaluation's batch size, "4" by a
-    batch size of the task's own, "fast-8192-8" in fast mode (`Cut`). Where it is not "", the name is
-    "task|cut:first|end". Batches of different cuts have different names, so answers to one never count for another.
+    `task` is "task#2" if two entries of a suite make different requests of one leaf task. `cut` says how the requests are cut
+    into batches: "" by the evaluation's batch size, "4" by a batch size of the task's own, "fast-8192-8" in fast mode
+    (`Cut`). Unless it is "", the name is "task|cut:first|end". Batches of different cuts have different names, so answers to
+    one never count for another.
     """
 
     task: str
@@ -63,7 +63,7 @@ class ShardId:
 
     @classmethod
     def parse(cls, text: str) -> ShardId:
-        """ValueError where `text` is no shard's name."""
+        """Parse a shard's name. Raise ValueError for any other text."""
         task, first, end = text.rsplit("|", 2)
         cut, _, number = first.rpartition(":")
         return cls(task, int(number), int(end), cut)
@@ -75,14 +75,14 @@ class ShardId:
 
 @dataclass(frozen=True, slots=True)
 class LaneId:
-    """One place for a trial on a node: "node/number"."""
+    """A place for one trial on a node: "node/number"."""
 
     node: str
     number: int
 
     @classmethod
     def parse(cls, text: str) -> LaneId:
-        """ValueError where `text` is no lane's name."""
+        """Parse a lane's name. Raise ValueError for any other text."""
         node, _, number = text.rpartition("/")
         return cls(node, int(number))
 

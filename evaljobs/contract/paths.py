@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def slug(text: str) -> str:
-    """`text` as a readable file name; different texts give different names."""
+    """Return `text` as a readable file name; different texts give different names."""
     safe = re.sub(r"[^A-Za-z0-9_.-]", "-", text)[:80].strip(".") or "x"
     if safe == text:
         return safe
@@ -22,7 +22,7 @@ def slug(text: str) -> str:
 
 
 class EvaluationPaths:
-    """Every path of one evaluation, below `DIR/<evaluation id>`."""
+    """Paths of one evaluation, below `DIR/<evaluation id>`."""
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
@@ -111,7 +111,7 @@ class EvaluationPaths:
         return self.responses / f"{slug(trial)}.frames"
 
     def release_file(self, job: str) -> Path:
-        """The file that makes the precursor `job` clear its node's memory and end."""
+        """Return the file that makes the precursor `job` clear its node's memory and exit."""
         return self.release / slug(job)
 
 
@@ -159,7 +159,7 @@ class WorkPaths:
         # File WORK_DIR/inbox/refused/NAME.json: one that was refused, a hundred at most | the coordinator | after a week
         self.inbox = self.root / "inbox"
         # File WORK_DIR/nodes.json: cordoned nodes with the end of each cordon | the coordinator | stays
-        # File WORK_DIR/nodes.lock: locked (flock) by whoever changes nodes.json | the coordinator, `check-nodes` | stays
+        # File WORK_DIR/nodes.lock: locked (flock) by each process that changes nodes.json | the coordinator, `check-nodes` | stays
         self.nodes = self.root / "nodes.json"
         # File WORK_DIR/rules.toml: rules of `diagnose` that a person accepted | a person | stays
         self.rules = self.root / "rules.toml"
@@ -177,7 +177,7 @@ class WorkPaths:
 
 
 def task_catalogue(cache: Path, lm_eval_version: str) -> Path:
-    """What lm-eval's own tasks hold: {name: fields of `catalogue.Described`}. "-2": of this meaning of `files`."""
+    """Return the file that describes lm-eval's own tasks: {name: fields of `catalogue.Described`}. "-2": its version."""
     # File WORK_DIR/cache/lm_eval-VERSION-N-catalogue.json: what lm-eval's tasks hold | any command | may be removed
     return cache / f"lm_eval-{lm_eval_version}-2-catalogue.json"
 
@@ -190,24 +190,24 @@ def request_set_manifest(folder: str | Path) -> Path:
 
 
 def entry_manifest(folder: str | Path) -> Path:
-    """The manifest of `BuildSpec.out_dir`: it exists once every leaf has its request set."""
+    """Return the manifest of `BuildSpec.out_dir`: it exists once every leaf has its request set."""
     # File WORK_DIR/request_sets/ENTRY/entry.json: leaf tasks of a suite's entry, written last | a build | `prune`
     return Path(folder) / "entry.json"
 
 
 def shown_file(folder: str | Path, name: str) -> Path:
-    """Rows of inputs that a build showed (`evaljobs.lmeval.shown_inputs`). `folder`: `BuildSpec.out_dir`."""
+    """Return the file with the inputs that a build used (`evaljobs.lmeval.shown_inputs`). `folder`: `BuildSpec.out_dir`."""
     # File WORK_DIR/request_sets/ENTRY/shown-DIGEST.json: files and packages that a build used | a build | `prune`
     return Path(folder) / name
 
 
 def batch_file(folder: str | Path, cut: str | int) -> Path:
-    """The batches of a request set in one cut (`names.ShardId`), or of one batch size."""
+    """Return the file with the batches of a request set in one cut (`names.ShardId`), or of one batch size."""
     # File WORK_DIR/request_sets/ENTRY/TASK/batches-CUT.jsonl: batches of these requests in one size | a build | `prune`
     return Path(folder) / f"batches-{cut}.jsonl"
 
 
 def batch_index_file(folder: str | Path, cut: str | int) -> Path:
-    """The index of a batch file, written after it: where the index exists, the batches are whole."""
+    """Return the index of a batch file, written after it: once it exists, the batches are complete."""
     # File WORK_DIR/request_sets/ENTRY/TASK/batches-CUT.index.json: where each batch is, and its tokens | a build | `prune`
     return Path(folder) / f"batches-{cut}.index.json"

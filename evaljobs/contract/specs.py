@@ -1,7 +1,7 @@
-"""Specs that jobs are given, and the suites, checkpoints and request sets in them.
+"""Specs passed to jobs, and the suites, checkpoints and request sets in them.
 
-Rule: what the coordinator and the jobs exchange is defined here, in `outcomes` and in `paths`
-alone. Each record is frozen and refuses unknown fields. A job reads one spec and writes outcomes.
+Rule: everything exchanged between the coordinator and the jobs is defined here, in `outcomes` and in `paths`. Records are
+frozen and refuse unknown fields. A job reads one spec and writes outcomes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Mode = Literal["exact", "fast"]
 """How likelihoods are computed: with lm-eval's digits, or each shared context once."""
 
 
-DEFERRED = ConfigDict(defer_build=True)  # a schema is built where it is used first: commands start sooner
+DEFERRED = ConfigDict(defer_build=True)  # schemas are built on first use, so that commands start sooner
 
 
 class Record(BaseModel):
@@ -26,10 +26,10 @@ class Record(BaseModel):
 
 
 class Kept(Record):
-    """A file that says what is so now, and that each version writes anew: unknown fields are passed over.
+    """A file of current state, rewritten by each version: unknown fields are ignored.
 
-    A newer version may add fields to it, with a default. All other records are refused where they
-    have a field that the reader lacks, since it may decide a score.
+    A newer version may add fields with a default. All other records with unknown fields are refused, since one may decide a
+    score.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -38,7 +38,7 @@ class Kept(Record):
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, lt=1)]
-# a name stands in lists, logs and file names; control characters command a terminal
+# names appear in lists, logs and file names; control characters could command a terminal
 Name = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 
 
@@ -48,15 +48,16 @@ Name = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f
 class TaskEntry(Record):
     """One `[[task]]` of a suite: an lm-eval task, group or tag, and the settings it overrides."""
 
-    name: Name  # of lm-eval's task, group or tag, also one of a YAML in include_path
-    num_fewshot: Count | None = None  # examples in each prompt; None: as the task's YAML says
-    limit: Positive | Share | None = None  # documents, or a share of them below 1; None: all
+    name: Name  # lm-eval task, group or tag, or one from a YAML in include_path
+    num_fewshot: Count | None = None  # examples in each prompt; None: from the task's YAML
+    limit: Positive | Share | None = None  # documents, or a fraction of them below 1; None: all
     gen_kwargs: dict[str, Any] | None = None  # generation settings, added to those of the task's YAML
     judge: bool = False  # scored by the model that [judge] names
-    batch_size: Positive | None = None  # in place of the suite's; in fast mode of the task's generation alone
-    # field of a document that several share, such as a passage: comparisons take these documents as one cluster
+    batch_size: Positive | None = None  # overrides the suite's; in fast mode only for the task's generation
+    # field that documents of one cluster share, such as a passage; comparisons treat them as one cluster
     cluster: str | None = None
-    group: Name | None = None  # of the suite's own: its tasks stand together, and results have their mean
+    # the suite's own group: its tasks are listed together, and results have their mean
+    group: Name | None = None
     every: Positive = 1  # asked at the first of so many checkpoints of a training, and at the final one
 
 
@@ -72,19 +73,19 @@ class SuiteSpec(Record):
     name: Name  # in reports and in the ids of evaluations
     include_path: tuple[str, ...] = ()  # folders of task YAMLs, relative to the suite file
     batch_size: Positive | Literal["auto"] = (
-        1  # requests of a forward pass; "auto": probed by the first trial, then fixed
+        1  # requests per forward pass; "auto": probed by the first trial, then fixed
     )
-    seed: int | None = None  # one seed for all generators; None: lm-eval's own (0, 1234, 1234, 1234)
-    apply_chat_template: bool | str = False  # true, or a template's name: render prompts by the tokenizer's
+    seed: int | None = None  # seed of all generators; None: lm-eval's own (0, 1234, 1234, 1234)
+    apply_chat_template: bool | str = False  # true, or a template's name: render prompts with the tokenizer's
     system_instruction: str | None = None  # system message of each prompt
     fewshot_as_multiturn: bool | None = None  # examples as turns of the conversation; None: lm_eval's default
     mode: Mode | None = (
         None  # "exact": lm-eval's digits, "fast": each shared context once; None: [trial] mode
     )
-    # tokens of a forward pass in fast mode, padding included; "auto": found with the batch size; None: 8192, or "auto"
-    # with batch_size = "auto"
+    # tokens per forward pass in fast mode, padding included; "auto": found with the batch
+    # size; None: 8192, or "auto" if the batch size is
     token_budget: Positive | Literal["auto"] | None = None
-    # [[task]], one or more, in the order of reports
+    # [[task]], at least one, in the order of reports
     tasks: tuple[TaskEntry, ...] = Field(min_length=1, validation_alias="task")
 
 
@@ -104,11 +105,11 @@ class CheckpointFile(Record):
 
 
 class Weights(Record):
-    """What the safetensors headers and the config of a checkpoint say of its weights. Tensors count as stored."""
+    """Facts about a checkpoint's weights from its safetensors headers and config. Tensors count as stored."""
 
-    sizes: dict[str, int]  # dtype in the header's word, such as "BF16" -> bytes
-    largest: int = 0  # bytes of the four largest tensors together
-    dtype: str | None = None  # of the config: the one that `dtype = "auto"` loads
+    sizes: dict[str, int]  # dtype as in the header, such as "BF16" -> bytes
+    largest: int = 0  # total bytes of the four largest tensors
+    dtype: str | None = None  # from the config, as loaded by `dtype = "auto"`
     quantized: bool = False  # the config names a quantiser
 
     @property
@@ -122,16 +123,16 @@ class CheckpointSpec(Record):
     source: str
     digest: str
     samples: str | None = None  # None: in training's own format
-    growing_rope: str = ""  # kind of its rope, where that scales a row by the longest row beside it
-    content: str | None = None  # by the hook's hashes of whole files (`content_of`); None: not known yet
-    files: tuple[CheckpointFile, ...]  # those that inference needs: config, weights, tokenizer
+    growing_rope: str = ""  # kind of its rope, if that scales a row by the longest row in its batch
+    content: str | None = None  # from the hook's hashes of whole files (`content_of`); None: unknown so far
+    files: tuple[CheckpointFile, ...]  # those needed for inference: config, weights, tokenizer
     step: int | None = None
-    converted_from: str | None = None  # the announced folder, where `source` is its conversion
+    converted_from: str | None = None  # the announced folder, if `source` is its conversion
     weights: Weights | None = None  # None: no safetensors
 
     @property
     def is_raw(self) -> bool:
-        """Whether it is in training's own format, and a job converts it first."""
+        """Whether it is in training's own format, so that a job converts it first."""
         return self.samples is None
 
     @property
@@ -149,41 +150,41 @@ class ModelOptions(Record):
 
     engine: str = "hf"
     model_args: dict[str, Any] = {}
-    device: str | None = None  # None: cuda where the job has a GPU, else cpu
+    device: str | None = None  # None: cuda if the job has a GPU, otherwise cpu
     threads: int | None = None  # CPU threads of one trial; None leaves torch's default
 
 
 class JudgeConfig(Record):
-    """The judge model, behind an OpenAI-compatible endpoint. One job at a time asks it."""
+    """The judge model, behind an OpenAI-compatible endpoint. One job at a time uses it."""
 
     url: str = Field("", examples=["https://api.openai.com/v1"])
-    """an OpenAI-compatible endpoint, needed by suites with judge tasks"""
+    """an OpenAI-compatible endpoint; required by suites with judge tasks"""
     model: str = Field("", examples=["gpt-4.1"])
-    """the model's name at the endpoint"""
+    """model name at the endpoint"""
     api_key_env: str | None = Field(None, examples=["OPENAI_API_KEY"])
-    """the variable that holds the key"""
+    """environment variable with the key"""
     api_key_file: Path | None = Field(None, examples=["judge.key"])
-    """in place of api_key_env a file of mode 0600 with the key"""
+    """instead of api_key_env: a file, mode 0600, with the key"""
     allow_http: bool = False
-    """true: a key may go to another host by http://, for a network that you trust"""
+    """true: the key may be sent to another host by http://, on a network that you trust"""
     temperature: float = Field(0.0, ge=0, le=2)
     """sampling temperature of the judge"""
     max_tokens: Positive = 2048
-    """most tokens of an answer"""
+    """maximum tokens per answer"""
     concurrency: int = Field(8, ge=1, le=1024)
-    """most requests at once, of all evaluations of a work folder together"""
+    """maximum concurrent requests, over all evaluations of a work folder"""
     requests_per_minute: Positive | None = Field(None, examples=[60])
-    """most requests within 60 s, of all evaluations of a work folder together; default: no bound"""
+    """maximum requests within 60 s, over all evaluations of a work folder; default: no limit"""
     max_cost: float | None = Field(None, gt=0, examples=[5.0])
-    """most cost of an evaluation, in the currency of the prices; default: no bound"""
+    """maximum cost of an evaluation, in the currency of the prices; default: no limit"""
     price_per_million_prompt_tokens: float | None = Field(None, ge=0, examples=[2.0])
     """price in any currency; default: not counted"""
     price_per_million_completion_tokens: float | None = Field(None, ge=0, examples=[8.0])
     """price in any currency; default: not counted"""
     timeout_seconds: float = Field(120.0, gt=0)
-    """most seconds until a request has its whole answer"""
+    """seconds for a complete answer to a request"""
     retries: Count = 5
-    """further tries of a request that failed"""
+    """retries of a failed request"""
 
 
 class JudgeJob(Record):
@@ -197,12 +198,12 @@ class JudgeJob(Record):
 
 
 class RequestSetManifest(Kept):
-    """A leaf task's tokenised requests. Written last: a set with a manifest is whole.
+    """A leaf task's tokenised requests. Written last: a set with a manifest is complete.
 
-    `key` is the request digest. It covers all that decides an answer besides the weights: the
-    requests with their generation settings, the tokenizer, the engine with its arguments and
-    versions. `score_key` covers all that turns answers into a score and is known before a score:
-    filters, metrics, gold answers, their code; a score file says what its scoring imported.
+    `key` is the request digest. It covers everything that decides an answer besides the weights: the requests with their
+    generation settings, the tokenizer, the engine with its arguments and versions. `score_key` covers everything known before
+    a score that turns answers into one: filters, metrics, gold answers, their code; a score file records what its scoring
+    imported.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -210,8 +211,8 @@ class RequestSetManifest(Kept):
     key: str
     asks: str = ""  # digest of what two results must share to be compared: prompts and settings, no versions
     score_key: str = ""
-    shown: str = ""  # name of the file with the rows that the build showed, as in `EntryManifest`
-    executes: bool = False  # its metric runs programs or asks a judge: can be split by document
+    shown: str = ""  # name of the file with the build's rows, as in `EntryManifest`
+    executes: bool = False  # its metric runs programs or asks a judge, and can be split by document
     documents: int
     requests: int  # clones for repeats included
     repeats: int = 1
@@ -223,23 +224,22 @@ class EntryManifest(Kept):
     """All leaves of a suite entry are built: leaf task -> folder below its own. Written last.
 
     `shown`: name of a file beside this one, path -> digest of what the build opened and imported
-    (`evaljobs.lmeval.shown_inputs`). Where a row differs now, the sets are built again.
+    (`evaljobs.lmeval.shown_inputs`). If a row has changed, the sets are rebuilt.
     """
 
     schema_version: int = SCHEMA_VERSION
     entry: str
     sets: dict[str, str]
-    shown: str = ""  # "": built by a version that did not look; such sets are built again
+    shown: str = ""  # "": from a version that did not record it; such sets are rebuilt
 
 
 class BatchIndex(Kept):
-    """A request set's batches in one cut (`names.Cut`), in the order to run them. Position i is batch i.
+    """A request set's batches in one cut (`names.Cut`), in execution order. Position i is batch i.
 
-    `offsets[i]..offsets[i+1]` are the bytes of batch i in the batch file (len(offsets) = batches +
-    1). `prefill_tokens` are padded input tokens of the forward pass; `generated_tokens` the cap on
-    new ones. `asked_tokens` are the input tokens of the same requests, each alone and unpadded; the
-    indexes of earlier versions lack them. `documents[i]` lists the documents with a request in batch
-    i.
+    `offsets[i]..offsets[i+1]` are the bytes of batch i in the batch file (len(offsets) = batches + 1). `prefill_tokens` are
+    padded input tokens of the forward pass; `generated_tokens` the cap on new ones. `asked_tokens` are the input tokens of
+    the same requests, each on its own and unpadded; indexes of earlier versions lack them. `documents[i]` lists the documents
+    with a request in batch i.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -254,14 +254,14 @@ class BatchIndex(Kept):
     documents: tuple[tuple[int, ...], ...]
 
 
-# --- specs: what a job is given --------------------------------------------------------------------------------------
+# --- specs of jobs -----------------------------------------------------------------------------------------------------
 
 
 class BuildSpec(Record):
     """`python -m evaljobs build SPEC`: build the request sets of a suite entry (all its leaves).
 
-    Idempotent: sets on disk under their key are kept. With batch_size "auto" the job writes
-    requests alone; the same spec with a number adds the batches later.
+    Idempotent: sets on disk under their key are kept. With batch_size "auto" the job only writes requests; the same spec with
+    a number adds the batches later.
     """
 
     kind: Literal["build"] = "build"
@@ -286,7 +286,7 @@ class ConvertSpec(Record):
     evaluation_dir: str
     source: CheckpointSpec  # all files of the folder
     command: str  # with {src} and {dst}
-    out_dir: str  # converted/<digest>; it appears when it is whole
+    out_dir: str  # converted/<digest>; created when complete
 
 
 class StageSpec(Record):
@@ -297,11 +297,11 @@ class StageSpec(Record):
     evaluation_dir: str
     node: str
     checkpoint: CheckpointSpec
-    roots: tuple[str, ...] = ("/dev/shm",)  # rungs in order; the first with enough room is used
-    lease_file: str  # touched by the coordinator; precursors end when it is too old
+    roots: tuple[str, ...] = ("/dev/shm",)  # rungs in order; the first with enough space is used
+    lease_file: str  # touched by the coordinator; precursors exit when it is too old
     lease_seconds: float = 900.0
     readers: int = 16
-    share: float | None = None  # largest part of a root's room to fill, for prefetched weights
+    share: float | None = None  # largest fraction of a root's space to fill, for prefetched weights
 
 
 class LaneSpec(Record):
@@ -322,7 +322,7 @@ class TrialSpec(Record):
     evaluation_dir: str
     evaluation_id: str
     node: str
-    model_path: str  # the staged folder, or the checkpoint's own where it could not be staged
+    model_path: str  # the staged folder, or the checkpoint's own if it could not be staged
     checkpoint: CheckpointSpec | None = None  # as announced; None: not compared with what is loaded
     adapters: dict[
         str, str
@@ -333,9 +333,9 @@ class TrialSpec(Record):
     request_sets_file: str | None = None  # the probe finds the sets here later
     seed: int = 1234
     redis_file: str
-    redis_patience_seconds: float = 600.0  # without Redis for longer, the trial ends
+    redis_patience_seconds: float = 600.0  # the trial ends after an outage of Redis this long
     lanes: tuple[LaneSpec, ...]
-    gpus: int = 0  # that the trial must see; 0: its slot is no GPU
+    gpus: int = 0  # GPUs that the trial must see; 0: its slot is not a GPU
 
 
 class HostSpec(Record):

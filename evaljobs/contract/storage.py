@@ -1,11 +1,10 @@
 """Files that outlive a crash: atomic writes, records, and append-only files of framed shards.
 
-Rule: a reader sees a whole record or none. A frame is synced before its shard is reported as done.
-Checksums find accidents; who could forge a record has this user's rights.
+Rule: a reader sees a whole record or none. A frame is synced before its shard is reported as done. Checksums detect
+accidents; anyone who could forge a record has this user's rights.
 
-A frame is: magic (4 bytes) · bytes of head · bytes of body (u32 each) · xxh3_64 of those two
-figures and the head · xxh3_64 of the body (u64 each) · head (JSON of `ShardHead`) · body (zlib of
-the answers' JSON). Little endian.
+A frame is: magic (4 bytes) · bytes of head · bytes of body (u32 each) · xxh3_64 of those two figures and the head · xxh3_64
+of the body (u64 each) · head (JSON of `ShardHead`) · body (zlib of the answers' JSON). Little endian.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ from evaljobs.errors import OperatorError
 log = logging.getLogger(__name__)
 
 MAGIC = b"\xf5ES1"
-# what a mount answers during a failover, or while its server is away: not what is there
+# errors of a mount during a failover, or while its server is unavailable, which say nothing about its contents
 STORAGE_AWAY = frozenset(
     {errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENOTCONN, errno.ESHUTDOWN}
 )
-PATIENCE_SECONDS = 600.0  # for storage that is away
-AWAY_SECONDS = 2.0  # between two tries
+PATIENCE_SECONDS = 600.0  # for unavailable storage
+AWAY_SECONDS = 2.0  # between two attempts
 _PREFIX = struct.Struct("<4sIIQQ")
 _SIZES = struct.Struct("<II")
 
@@ -51,11 +50,11 @@ T = TypeVar("T")
 
 
 class FrameError(Exception):
-    """A record that should be whole is not: its shard must be run again."""
+    """A damaged record: its shard must run again."""
 
 
 class ShardHead(Record):
-    """What a frame says about its shard without its answers being read."""
+    """Facts about a frame's shard, readable without its answers."""
 
     schema_version: int = SCHEMA_VERSION
     task: str
@@ -71,9 +70,9 @@ class ShardHead(Record):
 
 
 def make_folder(path: str | Path) -> None:
-    """Make a folder and its missing parents, each as visible as the folder that it lies in, whatever the umask.
+    """Create a folder and its missing parents, each as visible as its parent folder, whatever the umask.
 
-    Only its user may write to it. The group passes on where the parent passes it on (setgid). OSError.
+    Only its user may write to it. The group is inherited if the parent does so (setgid). Raise OSError.
     """
     path = Path(path)
     try:
@@ -92,12 +91,12 @@ def make_folder(path: str | Path) -> None:
 
 
 def file_mode(folder: str | Path) -> int:
-    """Mode of a new file: as visible as its folder, and only its user may write to it."""
+    """Return the mode of a new file: as visible as its folder, and only writable by its user."""
     return stat.S_IMODE(Path(folder).stat().st_mode) & 0o044 | 0o600
 
 
 def make_file(path: str | Path, flags: int = os.O_WRONLY | os.O_APPEND) -> int:
-    """Open a file, made where it is missing, as visible as its folder whatever the umask; its descriptor. OSError."""
+    """Open a file, creating it as visible as its folder whatever the umask, and return its descriptor. Raise OSError."""
     mode = file_mode(Path(path).parent)
     descriptor = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if stat.S_IMODE(os.fstat(descriptor).st_mode) != mode:
@@ -106,7 +105,7 @@ def make_file(path: str | Path, flags: int = os.O_WRONLY | os.O_APPEND) -> int:
 
 
 def patiently(work: Callable[[], T]) -> T:
-    """What `work` returns, which is called anew while storage is away; its last error after PATIENCE_SECONDS."""
+    """Return the result of `work`, retried while storage is unavailable; raise its last error after PATIENCE_SECONDS."""
     end = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
@@ -114,13 +113,13 @@ def patiently(work: Callable[[], T]) -> T:
         except OSError as error:
             if error.errno not in STORAGE_AWAY or time.monotonic() > end:
                 raise
-            log.warning("storage is away, and is tried again: %s", error)
+            log.warning("storage is unavailable, retrying: %s", error)
         time.sleep(AWAY_SECONDS)
 
 
 def try_lock(file: int | IO[bytes], *, shared: bool = False, wait: float = 0.0) -> bool:
-    """Take the flock of an open file; False where another process still holds it after `wait` seconds. The kernel frees
-    the lock when the file is closed, also by its owner's death. OSError where the file system has no locks.
+    """Take the flock of an open file. Return False if another process still holds it after `wait` seconds. The kernel
+    releases the lock when the file is closed, also by its owner's death. Raise OSError if the file system has no locks.
     """
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     end = time.monotonic() + wait
@@ -137,8 +136,8 @@ def try_lock(file: int | IO[bytes], *, shared: bool = False, wait: float = 0.0) 
 
 @contextlib.contextmanager
 def locked(path: Path, *, wait: float = math.inf) -> Iterator[bool]:
-    """Hold the lock file `path`, made with its folder, within the block; False where `try_lock` did not get it. On a file
-    system without locks it keeps no process out.
+    """Hold the lock file `path`, created with its folder, within the context; False if `try_lock` did not get it. Without
+    file locks it excludes no process.
     """
     make_folder(path.parent)
     with os.fdopen(make_file(path), "ab") as file:
@@ -149,7 +148,7 @@ def locked(path: Path, *, wait: float = math.inf) -> Iterator[bool]:
 
 
 def show_as(tree: Path, folder: Path) -> None:
-    """Make a copied folder and what is in it as visible as `folder`: the copy kept the modes of its source. OSError."""
+    """Make a copied folder and its contents as visible as `folder`, not as their source. Raise OSError."""
     mode, inner = stat.S_IMODE(folder.stat().st_mode) & 0o2055 | 0o700, file_mode(folder)
     for path, _, names in os.walk(tree):
         Path(path).chmod(mode)
@@ -158,10 +157,9 @@ def show_as(tree: Path, folder: Path) -> None:
 
 
 def write_atomic(path: str | Path, data: bytes, *, mode: int | None = None) -> None:
-    """Write `data` so that `path` holds the old content or all of the new, even after a power cut.
+    """Write `data` so that `path` has the old content or all of the new, even after a power cut.
 
-    Makes the folder where it is missing. `mode`: None means as visible as its folder. Raises OSError where the file
-    system refuses.
+    Creates the folder if missing. `mode` None: as visible as its folder. Raise OSError if the file system refuses.
     """
     path = Path(path)
     make_folder(path.parent)
@@ -185,7 +183,7 @@ def write_atomic(path: str | Path, data: bytes, *, mode: int | None = None) -> N
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in `folder` durable, where its file system can do that."""
+    """Make the names in `folder` durable, if its file system can do that."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with contextlib.suppress(OSError):  # some network file systems refuse fsync on folders
@@ -195,9 +193,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def list_anew(folder: Path) -> None:
-    """Have the next listing of a folder come from the server.
+    """Make the next listing of a folder come from the server.
 
-    An NFS client keeps a listing for 30 to 60 s, but not past a change of its own to the folder.
+    An NFS client caches a listing for 30 to 60 s, but not past its own change to the folder.
     """
     mark = folder / f".look-{os.getpid()}"
     with contextlib.suppress(OSError):
@@ -211,12 +209,12 @@ def write_record(path: str | Path, record: Record) -> None:
 
 
 def read_record(path: str | Path, model: type[R]) -> R:
-    """Read a record; FileNotFoundError, or ValidationError where another version wrote it."""
+    """Read a record. Raise FileNotFoundError, or ValidationError if another version wrote it."""
     return model.model_validate_json(Path(path).read_bytes())
 
 
 def write_outcome(paths: EvaluationPaths, outcome: Outcome) -> Path:
-    """Write a job's outcome where the coordinator looks for it; returns its path."""
+    """Write a job's outcome where the coordinator looks for it, and return its path."""
     place = paths.outcome(outcome.kind, outcome.name)
     write_record(place, outcome)
     return place
@@ -226,7 +224,7 @@ def write_outcome(paths: EvaluationPaths, outcome: Outcome) -> Path:
 
 
 def encode_frame(shard: ShardResponses) -> bytes:
-    """The bytes of one frame. Answers keep every digit, since JSON floats read back equal."""
+    """Return the bytes of one frame. Answers keep every digit, since JSON floats round-trip."""
     head = ShardHead(**shard.model_dump(exclude={"responses"}), responses=len(shard.responses))
     head_bytes = head.model_dump_json().encode()
     body = zlib.compress(json.dumps(shard.responses, separators=(",", ":")).encode(), 6)
@@ -270,7 +268,7 @@ class FrameWriter:
 
 
 def _read_start(file: IO[bytes], at: int) -> tuple[ShardHead, int, int] | None:
-    """Head, bytes of body and the body's sum of the frame at byte `at`; leaves `file` at the body. None: no sound head."""
+    """Return head, bytes of body and its sum of the frame at byte `at`, with `file` at the body. None: no valid head."""
     file.seek(at)
     prefix = file.read(_PREFIX.size)
     if len(prefix) < _PREFIX.size or not prefix.startswith(MAGIC):
@@ -283,17 +281,17 @@ def _read_start(file: IO[bytes], at: int) -> tuple[ShardHead, int, int] | None:
 
 
 def read_plain(path: Path, most: int) -> bytes:
-    """The bytes of a file that another user may have written.
+    """Return the bytes of a file that another user may have written.
 
-    Raises FrameError where it is not a regular file or is longer than `most` bytes.
+    Raise FrameError if it is not a regular file or is longer than `most` bytes.
     """
     return read_with_status(path, most)[0]
 
 
 def read_with_status(path: Path, most: int) -> tuple[bytes, os.stat_result]:
-    """`read_plain`, and the status of the file that was read: its owner, its mode.
+    """Return `read_plain`, and the status of the file that was read: its owner, its mode.
 
-    A pipe would block, and a link may lead elsewhere: both are FrameError. OSError where the file system refuses.
+    A pipe would block, and a link may lead elsewhere: both are FrameError. Raise OSError if the file system refuses.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -313,24 +311,23 @@ def read_with_status(path: Path, most: int) -> tuple[bytes, os.stat_result]:
 
 
 def read_secret(setting: str, place: Path) -> str:
-    """The text of a user's secret file. `setting`: for errors. OperatorError where it cannot be read, or others can read it."""
+    """Read a user's secret file. `setting`: for errors. Raise OperatorError if it cannot be read, or others can read it."""
     try:
         mode = place.stat().st_mode
         text = place.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise OperatorError(f"{setting} {place} cannot be read: {error}") from error
     if not stat.S_ISREG(mode) or mode & 0o077:
-        raise OperatorError(f"{setting} {place} is open to others: chmod 600 {place}")
+        raise OperatorError(f"{setting} {place} is readable by others: type chmod 600 {place}")
     return text
 
 
 def read_frames(path: Path, start: int = 0) -> Iterator[tuple[FrameRef, ShardHead]]:
-    """Heads of the whole frames of a response file from byte `start` on, in file order.
+    """Yield heads of the complete frames of a response file from byte `start` on, in file order.
 
-    Bodies are checked but not decoded. An incomplete last frame (still being written, or its writer
-    died) ends the walk: call again with `start` at the end of the last whole frame. So does one with a
-    damaged head; one with a damaged body is logged and passed over. Shards without a whole frame run
-    again. OSError where the file cannot be read.
+    Bodies are checked but not decoded. An incomplete last frame (still being written, or its writer died) ends the iteration:
+    call again with `start` at the end of the last complete frame. So does a damaged head; a frame with a damaged body is
+    logged and skipped. Shards without a complete frame run again. Raise OSError if the file cannot be read.
     """
     at = start
     with open_file(path) as file:
@@ -340,14 +337,14 @@ def read_frames(path: Path, start: int = 0) -> Iterator[tuple[FrameRef, ShardHea
             if xxhash.xxh3_64_intdigest(data) == body_sum:
                 yield FrameRef(file=path.name, offset=at, length=begin + size - at), head
             elif len(data) == size:
-                log.warning("%s at byte %d: a damaged record is passed over", path, at)
+                log.warning("%s at byte %d: skipping a damaged record", path, at)
             else:
                 return
             at = begin + size
 
 
 def read_frame(root: Path, reference: FrameRef) -> ShardResponses:
-    """The record at `reference` below the responses folder `root`. FrameError where it is missing or not whole."""
+    """Return the record at `reference` below the responses folder `root`. Raise FrameError if it is missing or damaged."""
     where = f"{reference.file}: the record at byte {reference.offset}"
     try:
         with open_file(root / reference.file) as file:

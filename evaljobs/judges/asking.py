@@ -1,10 +1,9 @@
-"""Sends asks to the judge by the openai client, many at once, and keeps the judgements.
+"""Sends asks to the judge with the openai client, concurrently, and stores the judgements.
 
-Rule: one job at a time asks an endpoint, by a file lock, so that its limits are this process's own.
-Each judgement is on disk before it counts, and an ask with an answer is never sent again. An ask
-without an answer ends with a reason. Only an error that the operator must mend (key, model, address)
-ends the job. The key goes to the configured address alone, and is struck out of every text that
-comes back. Called from `scoring.score`.
+Rule: a file lock lets one job at a time use an endpoint, so that its limits are this process's own. Each judgement is on disk
+before it counts, and an answered ask is never sent again. An unanswered ask ends with a reason. Only an error that the
+operator must fix (key, model, address) ends the job. The key is only sent to the configured address, and removed from every
+text that comes back. Called from `scoring.score`.
 """
 
 from __future__ import annotations
@@ -36,19 +35,19 @@ from evaljobs.judges.judgement import (
     read_answer,
 )
 
-LIMITED_SECONDS: Final = 900.0  # most seconds that an ask waits out 429 replies
-LIMITED_PAUSE: Final = 30.0  # seconds before an ask whose tries all met 429 begins anew
-GIVE_UP_AFTER: Final = 10  # consecutive asks without success before the endpoint counts as down
-OTHER_LIMIT: Final = "max_completion_tokens"  # name of `max_tokens` that newer OpenAI models accept alone
+LIMITED_SECONDS: Final = 900.0  # longest time for an ask to wait out 429 replies
+LIMITED_PAUSE: Final = 30.0  # pause before an ask whose attempts all met 429 starts over
+GIVE_UP_AFTER: Final = 10  # consecutive failed asks before the endpoint counts as down
+OTHER_LIMIT: Final = "max_completion_tokens"  # the only name of `max_tokens` accepted by newer OpenAI models
 _REFUSES_US: Final = (401, 402, 403, 404, 405)
-MAX_TOKENS: Final = 10**7  # most tokens of one request that an endpoint can mean
-_QUOTED: Final = 300  # most characters of a refusal that a message quotes
+MAX_TOKENS: Final = 10**7  # largest plausible number of tokens per request
+_QUOTED: Final = 300  # characters of a refusal quoted in a message
 
 
 def read_key(judge: JudgeConfig) -> str | None:
-    """The key from its variable or file; None where no setting names one.
+    """Read the key from its variable or file; None if no setting names one.
 
-    Raises OperatorError where it is missing, or where other users can read the file.
+    Raise OperatorError if it is missing, or if other users can read the file.
     """
     if judge.api_key_env is not None:
         key = os.environ.get(judge.api_key_env, "").strip()
@@ -59,23 +58,21 @@ def read_key(judge: JudgeConfig) -> str | None:
     else:
         return None
     if not key or not key.isascii() or not key.isprintable() or " " in key:
-        raise OperatorError("[judge]: the API key is empty, or no single line of plain characters")
+        raise OperatorError("[judge]: the API key is empty, or not a single line of plain characters")
     return key
 
 
 def plain(text: str) -> str:
-    """A text without lone surrogates, which can be neither sent nor written to a file."""
+    """Return a text without lone surrogates, which can be neither sent nor written to a file."""
     return text.encode(errors="replace").decode()
 
 
 class Judges:
-    """The judge of one job; OperatorError where its evaluation has none (`job` is None)."""
+    """The judge of one job. Raise OperatorError if its evaluation has none (`job` is None)."""
 
     def __init__(self, job: JudgeJob | None, evaluation_dir: str, name: str) -> None:
         if job is None:
-            raise OperatorError(
-                "the task asks a judge: say `judge = true` in its [[task]] and set [judge] url"
-            )
+            raise OperatorError("the task asks a judge: set `judge = true` in its [[task]] and [judge] url")
         self._options = job.options
         self._folder = EvaluationPaths(evaluation_dir).judgements
         self._cache = Path(job.cache_dir)
@@ -88,7 +85,7 @@ class Judges:
         self._errors: dict[str, str] = {}
 
     def ask_missing(self, asks: Iterable[Ask]) -> int:
-        """Send the asks without an answer; returns how many. JobError where the operator must act."""
+        """Send the unanswered asks and return how many. Raise JobError if the operator must act."""
         wanted = {ask_key(ask, self._options): ask for ask in asks}
         if not self._missing(wanted):
             return 0
@@ -101,7 +98,7 @@ class Judges:
             return asyncio.run(self._ask_all(self._missing(wanted)))
 
     def replies(self, asks: Sequence[Ask]) -> list[Reply]:
-        """The stored replies to these asks; sends no request."""
+        """Return the stored replies to these asks without sending a request."""
         return [self._reply(ask) for ask in asks]
 
     def _reply(self, ask: Ask) -> Reply:
@@ -109,7 +106,7 @@ class Judges:
         found = find(self._folder, self._cache, key)
         if found is not None and found.answer is not None:
             return read_answer(ask.form, found.answer)
-        on_disk = found.error if found is not None else "it was not asked"
+        on_disk = found.error if found is not None else "not asked"
         return Reply(value=None, error=self._errors.get(key) or on_disk)
 
     def _missing(self, asks: Mapping[str, Ask]) -> dict[str, Ask]:
@@ -126,9 +123,9 @@ class Judges:
 
         class InTime(openai.DefaultAsyncHttpxClient):
             async def send(self, *request: Any, **how: Any) -> httpx2.Response:
-                """Wait first, tries included, so that any 60 s have `requests_per_minute` at most.
+                """Send a request after a wait that keeps any 60 s within `requests_per_minute`, including retries.
 
-                The whole answer is here in time: the client's own limit begins anew with each byte.
+                The complete answer must arrive in time, since the client's own limit starts over with each byte.
                 """
                 async with pace:
                     await asyncio.sleep(
@@ -157,7 +154,7 @@ class Judges:
             return sum(await asyncio.gather(*(settled(key, ask) for key, ask in asks.items())))
 
     async def _settle(self, client: Any, key: str, ask: Ask) -> bool:
-        """Keep the judgement of one ask, or why it has none; whether it was sent."""
+        """Store the judgement of one ask, or why it has none; return whether it was sent."""
         most = cost_at_most(self._options, ask)
         if self._failed_in_a_row >= GIVE_UP_AFTER:
             self._errors[key] = f"not asked: the endpoint failed {GIVE_UP_AFTER} judgements in a row"
@@ -192,7 +189,7 @@ class Judges:
         return True
 
     async def _affords(self, most: int) -> bool:
-        """Whether `max_cost` allows a request of this cost; waits while that depends on requests in flight."""
+        """Return whether `max_cost` allows a request of this cost; wait while that depends on requests in flight."""
         if self._options.max_cost is None:
             return True
         cap = self._options.max_cost * 1e6
@@ -201,7 +198,7 @@ class Judges:
         return self._spent + most <= cap
 
     async def _asked(self, client: Any, ask: Ask, most: int) -> dict[str, Any]:
-        """What a judgement says of the answer, or of its lack. OperatorError where no ask can have one."""
+        """Return a judgement's fields for the answer, or for its lack. Raise OperatorError if no ask can be answered."""
         import openai  # noqa: PLC0415
 
         try:
@@ -214,7 +211,7 @@ class Judges:
                 or "insufficient_quota" in str(error)
             ):
                 raise OperatorError(
-                    f"the judge at {self._options.url} refuses us (check [judge] url, model and key): {why}"
+                    f"the judge at {self._options.url} refuses the request (check [judge] url, model and key): {why}"
                 ) from None
             if error.status_code < 500 and error.status_code not in (408, 409, 429):
                 return {"answer": None, "error": f"refused: {why}"}
@@ -228,7 +225,7 @@ class Judges:
         return {"answer": None, "tries": tries, "error": f"given up after {tries} tries: {why}"}
 
     async def _sent(self, client: Any, ask: Ask) -> Any:
-        """The endpoint's response to an ask; openai.APIError after the client's own tries."""
+        """Return the endpoint's response to an ask. Raise openai.APIError after the client's own retries."""
         import openai  # noqa: PLC0415
 
         until = time.monotonic() + LIMITED_SECONDS
@@ -255,7 +252,7 @@ class Judges:
                 await asyncio.sleep(LIMITED_PAUSE)
 
     def _read(self, text: str, most: int) -> dict[str, Any]:
-        """The answer with its tokens and cost: the most that it can have cost where the endpoint sends no counts."""
+        """Parse the answer with its tokens and cost; without counts from the endpoint, its maximum cost."""
         try:
             found = json.loads(text)
             answer = found["choices"][0]["message"]["content"] or ""
@@ -269,7 +266,7 @@ class Judges:
                 "cost_millionths": cost(self._options, prompt or 0, completion or 0) if known else most,
             }
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            return {"answer": None, "error": f"the response is no chat completion: {self._clean(text)}"}
+            return {"answer": None, "error": f"the response is not a chat completion: {self._clean(text)}"}
 
     def _clean(self, text: str) -> str:
         line = " ".join(self._without_key(text).split())[:_QUOTED]

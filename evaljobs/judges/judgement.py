@@ -1,10 +1,9 @@
-"""Questions to a judge, its answers, how they are read, and where they lie on disk.
+"""Questions to a judge, its answers, how they are parsed, and where they are stored.
 
-Rule: an ask is identified by its content and its judge, so equal asks are paid for once. Answers
-are read as FastChat reads them (fastchat/llm_judge/common.py, run_judge_single and run_judge_pair;
-Zheng et al. 2023, arXiv:2306.05685). A judgement is a file of the evaluation that paid for it; a hard link in the work
-folder's cache lets another one with the same ask use it. Called from `asking`, `scoring`, judge tasks, and the
-coordinator for the cost.
+Rule: an ask is identified by its content and its judge, so equal asks are paid for once. Answers are parsed like in FastChat
+(fastchat/llm_judge/common.py, run_judge_single and run_judge_pair; Zheng et al. 2023, arXiv:2306.05685). A judgement is a
+file of the evaluation that paid for it; a hard link in the work folder's cache lets another evaluation with the same ask use
+it. Called from `asking`, `scoring`, judge tasks, and the coordinator for the cost.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from evaljobs.contract.storage import make_folder, write_atomic
 
 Form = Literal["rating", "winner"]
 
-# as FastChat's `\d+\.?\d*`, which takes time quadratic in the digits of an answer
+# like FastChat's `\d+\.?\d*`, which takes time quadratic in the digits of an answer
 _RATING = re.compile(r"\[\[(\d+(?:\.\d*)?)\]\]")
 _RATING_BACKUP = re.compile(r"\[(\d+(?:\.\d*)?)\]")
 _WINNERS = (("[[A]]", "A"), ("[[B]]", "B"), ("[[C]]", "tie"))
@@ -55,7 +54,7 @@ class Reply:
 class Judgement(Record):
     """An ask with its answer, as stored on disk. `answer=None`: none, with the reason in `error`.
 
-    `cost_millionths`: cost of the answer in millionths of the currency, 0 without one.
+    `cost_millionths`: cost of the answer in millionths of the currency, 0 without an answer.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -80,7 +79,7 @@ class Judgement(Record):
 
 
 def ask_key(ask: Ask, judge: JudgeConfig) -> str:
-    """64 hex digits over all that decides an answer: judge, settings, messages, form."""
+    """Return 64 hex digits over everything that decides an answer: judge, settings, messages, form."""
     what = [
         "evalspan-ask-1",
         judge.url,
@@ -95,9 +94,9 @@ def ask_key(ask: Ask, judge: JudgeConfig) -> str:
 
 
 def read_answer(form: Form, answer: str) -> Reply:
-    """The rating or winner: the first `[[5]]`, else `[5]`; or `[[A]]`, `[[B]]`, `[[C]]` in order.
+    """Return the rating or winner: the first `[[5]]`, otherwise `[5]`; or `[[A]]`, `[[B]]`, `[[C]]` in order.
 
-    Unlike FastChat, numbers outside 1 to 10 are no rating: `[2023]` would otherwise be one.
+    Unlike in FastChat, numbers outside 1 to 10 are not ratings, since `[2023]` would be one.
     """
     if form == "winner":
         winner = next((name for mark, name in _WINNERS if mark in answer), None)
@@ -117,7 +116,7 @@ def _end(answer: str) -> str:
 
 
 def cost(judge: JudgeConfig, prompt_tokens: int, completion_tokens: int) -> int:
-    """Millionths of the prices' currency: prices are per million tokens."""
+    """Return millionths of the prices' currency; prices are per million tokens."""
     return math.ceil(
         prompt_tokens * (judge.price_per_million_prompt_tokens or 0.0)
         + completion_tokens * (judge.price_per_million_completion_tokens or 0.0)
@@ -125,7 +124,7 @@ def cost(judge: JudgeConfig, prompt_tokens: int, completion_tokens: int) -> int:
 
 
 def cost_at_most(judge: JudgeConfig, ask: Ask) -> int:
-    """Largest cost of one request: a token per byte (64 more for a template), longest answer."""
+    """Return the maximum cost of one request: a token per byte (64 more for a template), longest answer."""
     letters = len(ask.system.encode(errors="replace")) + len(ask.user.encode(errors="replace"))
     return cost(judge, letters + 64, judge.max_tokens)
 
@@ -134,7 +133,7 @@ def cost_at_most(judge: JudgeConfig, ask: Ask) -> int:
 
 
 def find(folder: Path, cache: Path, key: str) -> Judgement | None:
-    """The judgement of an ask, maybe an error; copies an answer of another evaluation into `folder`."""
+    """Return the judgement of an ask, possibly an error; copy an answer of another evaluation into `folder`."""
     own = _read(folder / f"{key}.json")
     if own is not None and own.answer is not None:
         return own
@@ -146,17 +145,17 @@ def find(folder: Path, cache: Path, key: str) -> Judgement | None:
 
 
 def keep(folder: Path, cache: Path, judgement: Judgement) -> None:
-    """Write a judgement; it is on disk on return. Raises OSError where the file system refuses."""
+    """Write a judgement durably. Raise OSError if the file system refuses."""
     own, link = folder / f"{judgement.key}.json", _link(cache, judgement.key)
     write_atomic(own, judgement.model_dump_json(indent=1).encode())
     if judgement.answer is not None:
         make_folder(link.parent)
-        with contextlib.suppress(OSError):  # the link exists, or the file system has none
+        with contextlib.suppress(OSError):  # the link exists, or the file system has no links
             os.link(own, link)
 
 
 def judgements(folder: Path) -> Iterator[Judgement]:
-    """All judgements of an evaluation's folder, errors included; unreadable files are skipped."""
+    """Yield all judgements of an evaluation's folder, errors included; unreadable files are skipped."""
     for file in files_in(folder, "*.json"):
         if (found := _read(file)) is not None:
             yield found

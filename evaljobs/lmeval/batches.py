@@ -1,10 +1,9 @@
 """Requests as tokens, and their fixed batches: lm-eval's own chunks.
 
-Rule: batches are a pure function of a request set and a batch size. lm-eval's own `Collator` makes
-them, with the keys of the `hf` model class (lm_eval/models/huggingface.py, 0.4.13). The model class
-pads a batch that runs alone as it would inside the whole run, so the tensors are the same. A piece
-is what one answer is for: a request, or one token window of a rolling request. Imports no torch.
-Called from `requests.build`, `replay_model` and `trial`.
+Rule: batches are a pure function of a request set and a batch size. lm-eval's own `Collator` makes them, with the keys of the
+`hf` model class (lm_eval/models/huggingface.py, 0.4.13). The model class pads a batch that runs alone as it would inside the
+whole run, so the tensors are the same. A piece has one answer: it is a request, or one token window of a rolling request.
+Imports no torch. Called from `requests.build`, `replay_model` and `trial`.
 """
 
 from __future__ import annotations
@@ -41,10 +40,9 @@ class Conversation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """`index`: the request's place in build order, with clones; `length`: its input in tokens.
+    """One request. `index`: its position in build order, with clones; `length`: its input in tokens.
 
-    `context` and `continuation` are token ids, or texts where the model class tokenises them
-    (always for generation).
+    `context` and `continuation` are token ids, or texts if the model class tokenises them (always for generation).
     """
 
     kind: Kind
@@ -58,19 +56,19 @@ class Piece:
     conversation: Conversation | None = None
 
     def lengths(self, cap: int) -> list[int]:
-        """Input tokens of each turn, where each earlier answer has `cap` tokens."""
+        """Return the input tokens of each turn, assuming `cap` tokens per earlier answer."""
         later = self.conversation.turns if self.conversation is not None else []
         return [self.length, *(turn.length + number * cap for number, turn in enumerate(later, 1))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestsHead:
-    """First line of a requests file: what its pieces share, and what replay checks.
+    """First line of a requests file: common facts of its pieces, and what replay checks.
 
-    `digests`: kind of request -> digest of lm-eval's instances (`instances_digest`). `order`: kind
-    -> build-order places, where a task mixes kinds, else empty. `grouped`: the model class infers
-    once per context. `follow_up`: the documents' column with the next messages (`conversations`). `unasked`: rolling
-    requests of an empty text, whose likelihood is a sum without terms.
+    `digests`: kind of request -> digest of lm-eval's instances (`instances_digest`). `order`: kind -> build-order positions,
+    if a task mixes kinds, otherwise empty. `grouped`: the model class infers once per context. `follow_up`: the documents'
+    column with the next messages (`conversations`). `unasked`: rolling requests of an empty text, whose likelihood is an
+    empty sum.
     """
 
     task: str
@@ -89,8 +87,8 @@ class RequestsHead:
 class Unit(NamedTuple):
     """How the pieces of a batch of fast mode share tokens (`requests.units`).
 
-    `prefix`: leading tokens that all its pieces share with the task's other requests, computed once
-    per trial. `rows`: the number of pieces in each row of the forward pass, in the order of pieces.
+    `prefix`: leading tokens shared with the task's other requests, computed once per trial. `rows`: the number of pieces in
+    each row of the forward pass, in the order of pieces.
     """
 
     prefix: int
@@ -124,7 +122,7 @@ def _unpack(line: bytes) -> bytes:
 
 
 def encode_requests(head: RequestsHead, pieces: Sequence[Piece]) -> bytes:
-    """A requests file: its head as JSON, then blocks of pieces (JSON, zlib, base64), one per line."""
+    """Encode a requests file: its head as JSON, then blocks of pieces (JSON, zlib, base64), one per line."""
     fields = {name: value for name, value in asdict(head).items() if name != "unasked" or value}
     lines = [json.dumps(fields, ensure_ascii=False).encode() + b"\n"]
     lines += [_pack(_PIECES.dump_json(list(pieces[at : at + BLOCK]))) for at in range(0, len(pieces), BLOCK)]
@@ -136,13 +134,13 @@ def decode_head(line: bytes) -> RequestsHead:
 
 
 def decode_pieces(lines: Iterable[bytes]) -> Iterator[Piece]:
-    """Pieces of a requests file, from the lines after its head."""
+    """Yield the pieces of a requests file, from the lines after its head."""
     for line in lines:
         yield from _PIECES.validate_json(_unpack(line))
 
 
 def encode_batch(batch: Batch) -> bytes:
-    """One line of a batch file."""
+    """Encode one line of a batch file."""
     return _pack(_BATCH.dump_json([batch]))
 
 
@@ -159,7 +157,7 @@ Chunk = tuple[Batch, int, int]
 
 
 def chunks(head: RequestsHead, pieces: Sequence[Piece], batch_size: int) -> Iterator[Chunk]:
-    """All batches of a request set, in the order in which lm-eval runs them."""
+    """Yield all batches of a request set, in lm-eval's execution order."""
     by_kind: dict[Kind, list[Piece]] = {}
     for piece in pieces:
         by_kind.setdefault(piece.kind, []).append(piece)
@@ -185,7 +183,7 @@ def _forward(head: RequestsHead, members: list[Piece], inferred: Sequence[Piece]
 
 
 def _likelihood(head: RequestsHead, pieces: Sequence[Piece], batch_size: int) -> Iterator[Chunk]:
-    """Chunks of n context groups with their members, longest first (_loglikelihood_tokens)."""
+    """Yield chunks of n context groups with their members, longest first (_loglikelihood_tokens)."""
     from lm_eval.models.utils import Collator  # noqa: PLC0415
 
     if head.text:
@@ -212,12 +210,12 @@ def _likelihood(head: RequestsHead, pieces: Sequence[Piece], batch_size: int) ->
         members = inferred
         if head.grouped:
             members = [piece for request in chunk for piece in groups[tuple(context_of(request))]]
-        # In build order, lm-eval's stable sort orders requests that tie as in the whole run.
+        # in build order, lm-eval's stable sort orders ties as in the whole run
         yield _forward(head, sorted(members, key=lambda p: p.index), inferred)
 
 
 def generations(head: RequestsHead, pieces: Sequence[Piece], batch_size: int) -> Iterator[Chunk]:
-    """Chunks of n prompts, longest first, per generation settings (HFLM.generate_until)."""
+    """Yield chunks of n prompts, longest first, per generation settings (HFLM.generate_until)."""
     from lm_eval.models.utils import Collator  # noqa: PLC0415
 
     collator = Collator(
@@ -237,7 +235,7 @@ def generations(head: RequestsHead, pieces: Sequence[Piece], batch_size: int) ->
 
 
 def _turns_cost(head: RequestsHead, members: Sequence[Piece], cap: int) -> tuple[int, int]:
-    """Padded input tokens of all turns of a batch, and the number of generated answers."""
+    """Return padded input tokens of all turns of a batch, and the number of generated answers."""
     room = max(1, head.max_length - cap)
     lengths = [piece.lengths(cap) for piece in members]
     prefill = answers = 0
@@ -249,7 +247,7 @@ def _turns_cost(head: RequestsHead, members: Sequence[Piece], cap: int) -> tuple
 
 
 def _asked(head: RequestsHead, batch: Batch) -> int:
-    """Input tokens of a batch's requests, each alone. The last token of a likelihood is only predicted."""
+    """Count the input tokens of a batch's requests, each on its own. The last token of a likelihood is only predicted."""
     if batch.kind != "generate_until":
         return sum(min(max(1, piece.length - 1), head.max_length) for piece in batch.pieces)
     cap = head.max_gen_tokens[batch.pieces[0].settings]
@@ -260,7 +258,7 @@ def _asked(head: RequestsHead, batch: Batch) -> int:
 def encode_batches(
     head: RequestsHead, key: str, made: Sequence[Chunk], batch_size: int
 ) -> tuple[bytes, BatchIndex]:
-    """The batch file of a request set in one cut, and its index. `batch_size`: the cut's."""
+    """Return the batch file of a request set in one cut, and its index. `batch_size`: the cut's."""
     lines = [encode_batch(batch) for batch, _, _ in made]
     index = BatchIndex(
         task=head.task,

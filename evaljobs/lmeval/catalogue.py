@@ -56,7 +56,7 @@ HANDLING = ("split", "streaming", "keep_in_memory", "num_proc", "verification_mo
 
 @dataclass(kw_only=True)
 class Described(Defined):
-    """A task, group or tag, with what it holds."""
+    """A task, group or tag, with its contents."""
 
     kind: str  # a task's output type; "group", "tag", or "python" for a task that is a class
     metrics: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ class Described(Defined):
 
 
 def describe(index: Index, read: Callable[[Path], dict[str, Any]] = parsed) -> dict[str, Described]:
-    """Name -> description of all that an index defines. `read`: gives a YAML's own content."""
+    """Return name -> description of everything that an index defines. `read`: returns a YAML's own content."""
     return {
         name: _described(merged_config(Path(one.yaml), read=read), one.yaml)
         if one.yaml
@@ -107,7 +107,7 @@ def _metrics(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _data(config: Mapping[str, Any], split: str) -> tuple[str, tuple[str, ...]]:
-    """`dataset` and `files` of a `Described`."""
+    """Return `dataset` and `files` of a `Described`."""
     named = config.get("dataset_kwargs")
     if isinstance(named, dict) and "data_files" in named:
         own = {**named, "data_files": list(_of_split(named["data_files"], split))}
@@ -118,7 +118,7 @@ def _data(config: Mapping[str, Any], split: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _of_split(files: Any, split: str) -> Iterator[str]:
-    """Texts of data_files that make a split; without splits, all of them."""
+    """Yield texts of data_files that make a split; without splits, all of them."""
     if isinstance(files, str):
         yield files
     elif isinstance(files, list):
@@ -135,7 +135,7 @@ def _of_split(files: Any, split: str) -> Iterator[str]:
 
 
 def kept(place: Path) -> dict[str, Described] | None:
-    """The descriptions in a cache's file; None where it has none that can be read."""
+    """Read the descriptions in a cache's file; None if it has none."""
     try:
         rows: dict[str, Any] = json.loads(place.read_bytes())
         return {name: Described(**row) for name, row in rows.items()}
@@ -144,7 +144,7 @@ def kept(place: Path) -> dict[str, Described] | None:
 
 
 def own_tasks(cache: Path | None) -> dict[str, Described]:
-    """lm-eval's own tasks, groups and tags, of the installation that this process would import."""
+    """Describe lm-eval's own tasks, groups and tags, of the installation that this process would import."""
     spec = importlib.util.find_spec("lm_eval")
     assert spec is not None, "lm_eval is not installed"
     folder = Path(str(spec.origin)).parent / "tasks"
@@ -162,7 +162,7 @@ def own_tasks(cache: Path | None) -> dict[str, Described]:
 
 
 def describe_own(arguments: Sequence[str]) -> int:
-    """`python -m evaljobs catalogue CACHE`."""
+    """Run `python -m evaljobs catalogue CACHE`."""
     own_tasks(Path(arguments[0]))
     return 0
 
@@ -172,29 +172,29 @@ def describe_own(arguments: Sequence[str]) -> int:
 
 @functools.lru_cache(maxsize=8)  # a job asks for each of its tasks, and a folder may hold thousands of YAMLs
 def folder_index(include_path: tuple[str, ...]) -> Index:
-    """Tasks, groups and tags that the folders define. OperatorError where a folder is missing, or a name is no text."""
+    """Index the tasks, groups and tags of the folders. Raise OperatorError for a missing folder, or a name that is not text."""
     for folder in include_path:
         if not Path(folder).is_dir():
-            raise OperatorError(f"include_path {folder} is no folder: correct it in the suite file")
+            raise OperatorError(f"include_path {folder} is not a folder: correct it in the suite file")
     return index_of(include_path, _with_names)
 
 
 def _with_names(path: Path) -> dict[str, Any]:
-    """A YAML's own content. OperatorError where a name in it is no text: lm-eval fails as it sorts all names."""
+    """Return a YAML's own content. Raise OperatorError if a name in it is not text, since lm-eval fails to sort all names."""
     config = parsed(path)
     for key in ("task", "group", "tag"):
         value = config.get(key, "")
         for name in (value or ()) if key == "tag" and not isinstance(value, str) else [value]:
             if not isinstance(name, str | dict | list):
                 raise OperatorError(
-                    f"{path}: {key}: {json.dumps(name, default=str)} is no text, and with such a name in include_path "
+                    f"{path}: {key}: {json.dumps(name, default=str)} is not text, and with such a name in include_path "
                     "lm-eval loads no task: write it in quotes, or remove the file"
                 )
     return config
 
 
 def unknown_tasks(names: Sequence[str], known: Sequence[str]) -> dict[str, list[str]]:
-    """Names that lm-eval does not define, each with the nearest defined ones, best first."""
+    """Return names that lm-eval does not define, each with the nearest defined ones, best first."""
     there = set(known)
     return {
         name: difflib.get_close_matches(name, known, n=MAX_NEAREST, cutoff=0.5)
@@ -214,7 +214,7 @@ class Answer:
 
 
 def check(arguments: Sequence[str]) -> int:
-    """The argument: keywords of `ask`, as JSON."""
+    """Run the check. The argument: keywords of `ask`, as JSON."""
     quiet_environment(offline=True)
     os.environ["LMEVAL_LOG_LEVEL"] = "ERROR"
     try:
@@ -229,7 +229,7 @@ def check(arguments: Sequence[str]) -> int:
 def ask(
     include_path: Sequence[str], names: Sequence[str], cache: str | None = None, *, chat: bool = False
 ) -> Answer:
-    """How lm-eval resolves these names or YAML files. `cache`: folder; `chat`: the suite applies a chat template.
+    """Return how lm-eval resolves these names or YAML files. `cache`: folder; `chat`: the suite applies a chat template.
 
     Call it offline, as jobs run.
     """
@@ -252,7 +252,7 @@ def ask(
 
 
 def _leaf_configs(index: Index, names: Sequence[str]) -> dict[str, Mapping[str, Any]]:
-    """YAML configs of these names' leaf tasks, with their groups' settings."""
+    """Return YAML configs of these names' leaf tasks, with their groups' settings."""
     from lm_eval.tasks._factory import GROUP_FIELD_NAMES  # noqa: PLC0415
 
     found: dict[str, Mapping[str, Any]] = {}
@@ -306,7 +306,7 @@ def _look(
 
 
 def unscorable(config: Mapping[str, Any]) -> str:
-    """The message for an output type or a metric that lm-eval lacks; "" where there is none."""
+    """Return an error about an output type or a metric that lm-eval lacks; "" if there is none."""
     from lm_eval.api.registry import metric_registry  # noqa: PLC0415
     from lm_eval.api.task import ALL_OUTPUT_TYPES  # noqa: PLC0415
 
@@ -316,7 +316,7 @@ def unscorable(config: Mapping[str, Any]) -> str:
     if kind not in ALL_OUTPUT_TYPES:
         return f"output_type {kind!r} should be {', '.join(ALL_OUTPUT_TYPES[:-1])} or {ALL_OUTPUT_TYPES[-1]}"
     listed = config.get("metric_list")
-    # the module of a function may register metrics of its own
+    # the module of a function may register its own metrics
     registers = any(isinstance(value, Function) for _, value in texts(config))
     for each in listed if isinstance(listed, list) and config.get("process_results") is None else ():
         metric = each.get("metric") if isinstance(each, dict) else None
@@ -335,7 +335,7 @@ def unscorable(config: Mapping[str, Any]) -> str:
 
 
 def is_cached(source: task_paths.Source, subset: str | None) -> bool:
-    """Whether `datasets` finds a hub data set offline; True where another error comes up."""
+    """Return whether `datasets` finds a hub data set offline; True on any other error."""
     import datasets  # noqa: PLC0415
 
     keywords = {key: value for key, value in source.keywords.items() if key not in HANDLING}

@@ -22,7 +22,7 @@ _SAID: Final = "."  # placeholder for an answer while a prompt's own tokens are 
 
 
 def follow_up_of(task: Any) -> str:
-    """The column of an lm-eval task's documents with the next messages; "" where there is one turn."""
+    """Return the column of an lm-eval task's documents with the next messages; "" for a single turn."""
     return str(_column(vars(task.config)) or "")
 
 
@@ -32,18 +32,18 @@ def _column(config: Mapping[str, Any]) -> Any:
 
 
 def messages_of(document: Any, field: str) -> list[str]:
-    """A document's next user messages; OperatorError where its column holds no texts."""
+    """Return a document's next user messages. Raise OperatorError if its column contains anything but texts."""
     found = document.get(field) if isinstance(document, dict) else None
     messages = [found] if isinstance(found, str) else found
     if not isinstance(messages, list) or not all(isinstance(message, str) for message in messages):
         raise OperatorError(
-            f"a document's column {field!r} ({FOLLOW_UP} of its task's metadata) holds neither a text nor a list of texts"
+            f"a document's column {field!r} ({FOLLOW_UP} of its task's metadata) is neither a text nor a list of texts"
         )
     return messages
 
 
 def unfit(config: Mapping[str, Any], *, chat: bool) -> str:
-    """Why a task with this YAML config cannot have its later turns; "" where it can or has none.
+    """Return why a task with this YAML config cannot have its later turns; "" if it can or has none.
 
     `chat`: the suite applies a chat template.
     """
@@ -55,7 +55,7 @@ def unfit(config: Mapping[str, Any], *, chat: bool) -> str:
     if not isinstance(column, str) or not column:
         reason = f"metadata {FOLLOW_UP} is no column's name"
     elif not chat:
-        reason = "its turns are rendered by the chat template: say `apply_chat_template = true` in the suite"
+        reason = "its turns are rendered by the chat template: set `apply_chat_template = true` in the suite"
     elif kind != "generate_until":
         reason = f"only generate_until tasks have turns, not {kind}"
     elif config.get("filter_list"):
@@ -66,31 +66,31 @@ def unfit(config: Mapping[str, Any], *, chat: bool) -> str:
 
 
 def check_task(name: str, task: Any, lm: Any, *, chat: bool) -> bool:
-    """Whether a task has conversations. Raises OperatorError where its settings do not allow them."""
+    """Return whether a task has conversations. Raise OperatorError if its settings do not allow them."""
     reason = unfit({**vars(task.config), "output_type": task.OUTPUT_TYPE}, chat=chat)
     if not reason and follow_up_of(task) and lm.backend != "causal":
-        reason = "a sequence-to-sequence model holds no conversation"
+        reason = "a sequence-to-sequence model cannot hold a conversation"
     if reason:
         raise OperatorError(f"task {name} has {FOLLOW_UP} messages, but {reason}")
     return bool(follow_up_of(task))
 
 
 def turns(response: Any) -> tuple[str, ...]:
-    """A conversation's answers in order, from one of the `results` of `process_results`."""
+    """Return a conversation's answers in order, from one of the `results` of `process_results`."""
     if isinstance(response, tuple) and all(isinstance(answer, str) for answer in response):
         return response
     raise OperatorError(
-        "the task's later turns are asked by `evalspan eval`; here there is a first answer alone"
+        "only `evalspan eval` runs the task's later turns; here only the first answer is available"
     )
 
 
 def conversation_of(lm: Any, name: str, instance: Any, field: str) -> Conversation:
-    """An instance's later turns. `lm.histories`: rendered prompt -> its messages."""
+    """Return an instance's later turns. `lm.histories`: rendered prompt -> its messages."""
     history = lm.histories.get(instance.args[0])
     if history is None or history[-1]["role"] != "user":
         raise OperatorError(
             f"task {name} has {FOLLOW_UP} messages, but its prompt is not what the chat template makes of messages that "
-            "end with the user's: leave out gen_prefix and whatever else changes the prompt"
+            "end with the user's: omit gen_prefix and anything else that changes the prompt"
         )
     later: list[Turn] = []
     for message in messages_of(instance.doc, field):
@@ -103,23 +103,23 @@ def conversation_of(lm: Any, name: str, instance: Any, field: str) -> Conversati
 def converse(
     lm: Any, pieces: Sequence[Piece], generate: Callable[[list[str], list[Piece]], list[str]]
 ) -> list[str] | list[list[str]]:
-    """Answers of one batch: a text per piece, or a list of texts per conversation.
+    """Return answers of one batch: a text per piece, or a list of texts per conversation.
 
-    `generate`: prompts, and the piece of each -> as many answers. Raises OperatorError where the model's template renders
-    the first prompt differently from the build, since later prompts would not fit. Causes are a
-    date in the template, or another tokenizer.
+    `generate`: prompts, and the piece of each -> as many answers. Raises OperatorError if the model's template renders the
+    first prompt differently from the build, since later prompts would not fit. Causes are a date in the template, or another
+    tokenizer.
     """
     for piece in pieces:
         if piece.conversation is not None and _prompt(lm, piece.conversation, []) != piece.context:
             raise OperatorError(
-                "the chat template renders a first turn otherwise than when its request set was built (does it hold the "
-                "date, or does the engine use another one?): give the model a template that does not change"
+                "the chat template renders a first turn differently than when its request set was built (does it contain the "
+                "date, or does the engine use another one?): use a template that does not change"
             )
     first = generate([str(piece.context) for piece in pieces], list(pieces))
     if not any(piece.conversation is not None for piece in pieces):
         return first
     by_piece = [[answer] for answer in first]
-    # The members of each later batch do not depend on answers, so those batches are fixed, too.
+    # members of each later batch do not depend on answers, so those batches are fixed, too
     while going := [
         (p, p.conversation, s)
         for p, s in zip(pieces, by_piece, strict=True)
@@ -133,7 +133,7 @@ def converse(
 
 
 def _prompt(lm: Any, conversation: Conversation, answers: Sequence[str]) -> str:
-    """The prompt after these answers, rendered by the model class's own template."""
+    """Return the prompt after these answers, rendered by the model class's own template."""
     import jinja2  # noqa: PLC0415
 
     messages = [dict(message) for message in conversation.history]
@@ -142,4 +142,4 @@ def _prompt(lm: Any, conversation: Conversation, answers: Sequence[str]) -> str:
     try:
         return str(lm.apply_chat_template(messages))
     except (jinja2.exceptions.TemplateError, NotImplementedError) as error:
-        raise OperatorError(f"the chat template renders no conversation: {one_line(error)}") from error
+        raise OperatorError(f"the chat template cannot render a conversation: {one_line(error)}") from error

@@ -20,20 +20,20 @@ from evaljobs.judges.judgement import Ask, Reply
 
 
 def unrun(*, k: Any = (1, 10, 100), **_arguments: Any) -> tuple[dict[str, float], dict[str, Any]]:
-    """The answer while tasks are loaded: some of lm-eval's try the metric and drop its value."""
+    """Return a dummy answer while tasks are loaded: some of lm-eval's try the metric and drop its value."""
     ks = [k] if isinstance(k, int) else list(k)
     return {f"pass@{n}": 0.0 for n in ks}, {}
 
 
 class _Seam:
-    """Stands for what a task's metric calls; inside `answering` the given answer is called."""
+    """Replaces what a task's metric calls; within `answering` the given function is called."""
 
     def __init__(self, answer: Callable[..., Any]) -> None:
         self._answer = answer
 
     @contextlib.contextmanager
     def answering(self, answer: Callable[..., Any]) -> Iterator[None]:
-        """Inside the block `answer` answers."""
+        """Let `answer` answer within the context."""
         before, self._answer = self._answer, answer
         try:
             yield
@@ -42,7 +42,7 @@ class _Seam:
 
 
 class CodeEvalSeam(_Seam):
-    """Stands for the hub's `code_eval` metric; `compute` goes to the sandbox."""
+    """Replaces the hub's `code_eval` metric; `compute` goes to the sandbox."""
 
     name = "code_eval"
 
@@ -53,7 +53,7 @@ class CodeEvalSeam(_Seam):
         references: list[str] | None = None,
         **arguments: Any,
     ) -> Any:
-        """pass@k of `predictions` (programs per document) against `references` (one test each)."""
+        """Return pass@k of `predictions` (programs per document) against `references` (one test each)."""
         return self._answer(predictions=predictions or [], references=references or [], **arguments)
 
 
@@ -61,7 +61,7 @@ class JudgeSeam(_Seam):
     """The judge for a task: its `process_results` calls `ask` and scores the replies."""
 
     def ask(self, asks: Sequence[Ask]) -> list[Reply]:
-        """A reply for each ask, in order. OperatorError without a judge (plain `lm_eval`)."""
+        """Return a reply for each ask, in order. Raise OperatorError without a judge (plain `lm_eval`)."""
         return list(self._answer(asks))
 
 
@@ -94,14 +94,14 @@ def _import_real() -> types.ModuleType:
 
 
 class _LazyEvaluate(types.ModuleType):
-    """Stands for `evaluate` until a name other than `load("code_eval")` is used."""
+    """Replaces `evaluate` until a name other than `load("code_eval")` is used."""
 
     def __init__(self) -> None:
         super().__init__("evaluate")
         self.load = _load
 
     def __getattr__(self, name: str) -> Any:
-        # importlib reads these from every module; they must not import the real `evaluate`
+        # importlib reads these from every module, which must not import the real `evaluate`
         if name in {"__spec__", "__file__", "__loader__", "__wrapped__", "_initializing"}:
             raise AttributeError(name)
         return getattr(_import_real(), name)
@@ -116,5 +116,5 @@ def install() -> None:
 
 
 def uses_seam(function: Any, seam: CodeEvalSeam | JudgeSeam = SEAM) -> bool:
-    """Whether a task's function lives in a module that holds this seam, and so uses it."""
+    """Return whether a task's function lives in a module that contains this seam, and thus uses it."""
     return any(value is seam for value in getattr(function, "__globals__", {}).values())

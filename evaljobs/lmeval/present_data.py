@@ -1,9 +1,8 @@
-"""Makes `datasets` give the data of now: what it has prepared before counts only where the content is the same.
+"""Makes `datasets` return current data: what it has prepared before counts only if the content is unchanged.
 
-Rule: `datasets` finds prepared data by a fingerprint that sees less than the data are made of. A local file counts
-by its content here, in place of its mtime. A result of `map`, `filter` or a generator is made anew, since its
-fingerprint does not see the modules that the function imports. Data sets of the Hub come from the user's own cache.
-Called from `run`.
+Rule: `datasets` finds prepared data by a fingerprint that covers less than what the data are derived from. Here a local file
+counts by its content instead of its mtime. A result of `map`, `filter` or a generator is recomputed, since its fingerprint
+does not cover the modules that the function imports. Data sets of the Hub come from the user's own cache. Called from `run`.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from typing import Any
 
 from evaljobs.lmeval.source_files import Digests
 
-PREFIX = "evalspan-data-"  # of the folder with what a build makes, below the temporary folder
-LEFT_SECONDS = 86400.0  # after which such a folder is of a build that was killed
+PREFIX = "evalspan-data-"  # of the folder with a build's results, below the temporary folder
+LEFT_SECONDS = 86400.0  # after which such a folder belongs to a build that was killed
 
 
 @contextlib.contextmanager
 def made_anew() -> Iterator[None]:
-    """Inside the block `datasets` gives the data of now. What it makes lies in a folder that goes with the block.
+    """Make `datasets` return current data within the context. Its results are in a folder that is removed at the end.
 
     So a second `map` of the same data finds the first one's result, as in a process of lm_eval with an empty cache: GPQA
     shuffles its answers in one, and lm-eval calls it for each split.
@@ -62,7 +61,7 @@ def made_anew() -> Iterator[None]:
 
 
 def _sweep() -> None:
-    """Remove what killed builds of this user left."""
+    """Remove leftovers of killed builds of this user."""
     for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             found = left.lstat()
@@ -72,7 +71,7 @@ def _sweep() -> None:
 
 @functools.cache
 def _count_by_content() -> None:
-    """Change `datasets` in this process, once: a local file counts by its content."""
+    """Patch `datasets` in this process, once: a local file counts by its content."""
     from datasets import data_files  # noqa: PLC0415
 
     origin = data_files._get_single_origin_metadata  # noqa: SLF001 (there is no public name for it)

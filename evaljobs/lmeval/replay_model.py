@@ -1,9 +1,8 @@
 """A model for lm-eval that returns dumped responses.
 
-Rule: an answer is returned only for the request that it was made for. lm-eval rebuilds the task;
-the digest of its requests must equal the request set's, and every request must have all of its
-answers. So no score is partial or of other prompts. Imports no torch. Called from `scoring.score`
-and `scoring.collect_programs`.
+Rule: an answer is returned only for the request that it was made for. lm-eval rebuilds the task; the digest of its requests
+must equal the request set's, and every request must have all of its answers. So no score is partial or of other prompts.
+Imports no torch. Called from `scoring.score` and `scoring.collect_programs`.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ class ReplayError(JobError):
 
 
 class OtherPromptsError(ReplayError):
-    """lm-eval asks other prompts now than the request set holds: an input that no key sees has changed."""
+    """lm-eval builds prompts that differ from the request set: an input that no key covers has changed."""
 
     def __init__(self, task: str, what: str) -> None:
         super().__init__(
             f"task {task}: {what} (its data, its code or its settings changed since the request set was built): "
-            "type the same command, and its requests are built again"
+            "run the same command again to rebuild its requests"
         )
 
 
 def collect_answers(head: RequestsHead, key: str, responses: Path, frames: Sequence[FrameRef]) -> list[Any]:
-    """Answers by request index, `_MISSING` where the records hold none.
+    """Return answers by request index, `_MISSING` if the records contain none.
 
     Rolling windows are summed in window order; a conversation's answer is a tuple, one per turn.
     """
@@ -68,7 +67,7 @@ def collect_answers(head: RequestsHead, key: str, responses: Path, frames: Seque
 
 
 def check_whole(head: RequestsHead, answers: Sequence[Any]) -> None:
-    """Raise ReplayError where a request has no answer."""
+    """Raise ReplayError if a request has no answer."""
     missing = [index for index, answer in enumerate(answers) if answer is _MISSING]
     if missing:
         raise ReplayError(
@@ -92,9 +91,9 @@ class Answers:
 def replay_model(
     leaves: Mapping[str, Answers] | None, *, chat: bool, model_dir: str, options: ModelOptions
 ) -> Any:
-    """A model that replays `leaves`; without them its first request raises RequestsBuiltError.
+    """Return a model that replays `leaves`; without them its first request raises RequestsBuiltError.
 
-    The tokenizer is read only where a chat template is applied.
+    The tokenizer is only read if a chat template is applied.
     """
     from lm_eval.api.model import LM  # noqa: PLC0415
 
@@ -124,7 +123,7 @@ def replay_model(
 
 
 def _answers(leaves: Mapping[str, Answers] | None, kind: str, requests: Sequence[Any]) -> Iterator[Any]:
-    """Answers of one kind in the order of `requests`: leaf after leaf, clones in a row."""
+    """Yield answers of one kind in the order of `requests`: leaf after leaf, clones adjacent."""
     if leaves is None:
         raise RequestsBuiltError
     by_task: dict[str, list[Any]] = {}
@@ -136,7 +135,7 @@ def _answers(leaves: Mapping[str, Answers] | None, kind: str, requests: Sequence
             raise OtherPromptsError(task, "lm-eval asks for it, and it has no request set")
         leaf = leaves[task]
         if instances_digest(asked, leaf.head.follow_up).get(kind) != leaf.head.digests.get(kind):
-            raise OtherPromptsError(task, "lm-eval now asks other prompts than those answered")
+            raise OtherPromptsError(task, "its prompts differ from those answered")
         order: Sequence[int] = leaf.head.order.get(kind, range(leaf.head.requests))
         streams[task] = iter([leaf.answers[index] for index in order])
         if len(asked) != len(order):
@@ -189,7 +188,7 @@ class ChatTemplate:
 
 
 def _tokenizer(source: str, keywords: dict[str, Any]) -> Any:
-    """A tokenizer, without importing torch, which transformers 5 imports where it can."""
+    """Load a tokenizer without importing torch, which transformers 5 imports if it can."""
     import transformers.utils  # noqa: PLC0415
     import transformers.utils.import_utils  # noqa: PLC0415
 

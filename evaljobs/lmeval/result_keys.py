@@ -27,7 +27,7 @@ from evaljobs.lmeval.batches import RequestsHead
 from evaljobs.lmeval.conversations import messages_of
 from evaljobs.lmeval.source_files import Digests
 
-# Keys of a task's configuration that change no score: requests, documents or the engine decide them.
+# Keys of a task's configuration that change no score: they belong to requests, documents or the engine.
 NOT_SCORED = frozenset(
     [
         "custom_dataset",
@@ -52,9 +52,9 @@ PLACES = frozenset({"tokenizer", *ADAPTERS})  # model arguments that are locatio
 
 
 def instances_digest(instances: Iterable[Any], follow_up: str = "") -> dict[str, str]:
-    """Kind of request -> sha256 over documents, places, repeats and arguments. Repeats count once.
+    """Return kind of request -> sha256 over documents, positions, repeats and arguments. Repeats count once.
 
-    `follow_up`: the documents' column with the messages after the first answer, digested, too.
+    `follow_up`: the documents' column with the messages after the first answer, included as well.
     """
     digests: dict[str, Any] = {}
     last: Any = None
@@ -68,7 +68,9 @@ def instances_digest(instances: Iterable[Any], follow_up: str = "") -> dict[str,
         try:
             line = json.dumps(what, sort_keys=True)
         except TypeError as error:
-            raise OperatorError(f"task {instance.task_name} asks with more than text: {error}") from error
+            raise OperatorError(
+                f"task {instance.task_name} has requests with more than text: {error}"
+            ) from error
         digests.setdefault(instance.request_type, hashlib.sha256()).update(line.encode() + b"\n")
     return {kind: digest.hexdigest() for kind, digest in digests.items()}
 
@@ -76,10 +78,11 @@ def instances_digest(instances: Iterable[Any], follow_up: str = "") -> dict[str,
 def request_digests(
     lm: Any, suite: SuiteSpec, model: ModelOptions, body: bytes, *, sampled: bool, head: RequestsHead
 ) -> tuple[str, str]:
-    """Digest of all that decides an answer besides the weights, and of what two results must share to be compared.
+    """Return the digest of everything that decides an answer besides the weights, and of what two results must share to be
+    compared.
 
-    The second leaves versions and the tokenizer out: a training whose site was upgraded stays one curve.
-    `body`: the stored requests.
+    The second omits versions and the tokenizer, so that a training on an upgraded site stays one curve. `body`: the stored
+    requests.
     """
     tokenizer = lm.tokenizer
     asked = {
@@ -102,7 +105,7 @@ def request_digests(
 
 @functools.lru_cache(maxsize=4)
 def engine_versions(engine: str) -> Mapping[str, str]:
-    """Package -> version of all whose code makes answers; one in development has the digest of its modules, too.
+    """Return package -> version of all code that makes answers; a package in development has the digest of its modules, too.
 
     `evalspan` is the code of our own engines.
     """
@@ -120,9 +123,9 @@ def engine_versions(engine: str) -> Mapping[str, str]:
 
 
 def score_key(task: Any, groups: Mapping[str, Any], modules: Iterable[str]) -> str:
-    """Digest of all that turns answers into a score: documents, filters, metrics, code, versions.
+    """Return the digest of everything that turns answers into a score: documents, filters, metrics, code, versions.
 
-    `modules`: paths of the task's own code, which counts without its comments. YAML counts as lm-eval parsed it.
+    `modules`: paths of the task's own code, which counts without its comments. YAML counts as parsed by lm-eval.
     """
     config = {key: value for key, value in vars(task.config).items() if key not in NOT_SCORED}
     metadata = config.get("metadata")
@@ -154,7 +157,7 @@ def score_key(task: Any, groups: Mapping[str, Any], modules: Iterable[str]) -> s
 
 
 def _code(path: Path) -> str:
-    """A digest that knows a comment from code; of a file that is no Python of this version, of its bytes."""
+    """Digest a file's code without comments; for files that are not Python of this version, their bytes."""
     code = path.read_bytes()
     with contextlib.suppress(SyntaxError, ValueError):
         code = ast.dump(ast.parse(code)).encode()
@@ -173,7 +176,7 @@ def _digest(what: Mapping[str, Any]) -> str:
 
 
 def _stable(value: Any) -> str:
-    """A value as text without its memory address and without the folder of its code."""
+    """Return a value as text without its memory address and without the folder of its code."""
     if callable(value):
         module = str(getattr(value, "__module__", "")).rsplit("/", 1)[-1]
         inner = getattr(value, "func", None)  # functools.partial

@@ -30,11 +30,10 @@ VERSIONS = ("transformers_version", "lm_eval_version")
 
 
 def merge_results(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One results value from the entries' score files, in the suite's order.
+    """Merge the entries' score files into one results value, in the suite's order.
 
-    Where two entries have one task with different results, the first keeps the name and the next is
-    stored as "name#2", and so on. As in lm-eval, `groups` is present only where an entry has a group
-    with an aggregate.
+    If two entries have one task with different results, the first keeps the name and the next is stored as "name#2", and so
+    on. As in lm-eval, `groups` is only present if an entry has a group with an aggregate.
     """
     merged: dict[str, Any] = {part: {} for part in BY_NAME}
     for score, alias in zip(scores, merged_names(scores), strict=True):
@@ -59,9 +58,9 @@ def add_suite_groups(
 ) -> None:
     """Add the groups of a suite to its merged results, as groups of lm-eval with one metric, `mean`.
 
-    `suite`: name and group of each entry; `scores`: the score files of the scored ones, by index. The mean is over the
-    group's entries, of each its first metric of which higher is better; entries that have none are left out. A group is
-    left out while an entry has no score, and is "name#2" where lm-eval has a task or group of its name.
+    `suite`: name and group of each entry; `scores`: the score files of scored ones, by index. The mean is over the group's
+    entries, using each one's first metric for which higher is better; entries without one are omitted. A group is omitted
+    while an entry has no score, and is "name#2" if lm-eval has a task or group of its name.
     """
     merged = dict(zip(scores, merged_names(list(scores.values())), strict=True))
     for group in dict.fromkeys(group for _, group in suite if group):
@@ -82,14 +81,14 @@ def add_suite_groups(
 
 
 def _tops(score: Mapping[str, Any]) -> list[str]:
-    """What stands in no group of an entry: its task or group; of a tag its tasks."""
+    """Return the top-level names of an entry: its task or group; for a tag its tasks."""
     groups: Mapping[str, Sequence[str]] = score.get("group_subtasks", {})
     inside = {name for members in groups.values() for name in members}
     return [name for name in {**groups, **score["results"]} if name not in inside]
 
 
 def _value(score: Mapping[str, Any], name: str) -> float | None:
-    """A task's or group's first metric of which higher is better; of a group without metrics, the mean of its members."""
+    """Return the first metric for which higher is better; for a group without metrics, the mean of its members."""
     higher: Mapping[str, bool] = score.get("higher_is_better", {}).get(name, {})
     rows = {k: v for k, v in score["results"].get(name, {}).items() if "," in k and "_stderr," not in k}
     for key, value in rows.items():
@@ -106,7 +105,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def merged_names(scores: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """For each entry's score file, task or group -> its name in the merged value."""
+    """Return for each entry's score file, task or group -> its name in the merged value."""
     merged: dict[str, Any] = {}  # name -> what lm-eval says of it
     found = []
     for score in scores:
@@ -119,7 +118,7 @@ def merged_names(scores: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
 
 
 def _said(score: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """All that a score file says of a task or group. A task's alias is indented below its group."""
+    """Return everything that a score file has for a task or group. A task's alias is indented below its group."""
     said = {part: score[part][name] for part in BY_NAME if name in score.get(part, {})}
     said["results"] = {key: value for key, value in said.get("results", {}).items() if key != "alias"}
     return said

@@ -31,9 +31,9 @@ NO_HUB = "EVALSPAN_NO_HUB"  # variable of a build: why the Hub cannot be asked
 
 
 def look_for_hub() -> None:
-    """Tell the Hub's libraries to be offline where the Hub does not answer: each would try for two minutes.
+    """Switch the Hub's libraries to offline mode if the Hub does not answer, since each would retry for two minutes.
 
-    Data sets of other addresses are still fetched. Called before these libraries are imported.
+    Data sets at other addresses are still fetched. Called before these libraries are imported.
     """
     if os.environ.get("HF_HUB_OFFLINE") == "1":
         return
@@ -46,7 +46,7 @@ def look_for_hub() -> None:
     except OSError as error:
         reason = getattr(error, "reason", error)
         if not isinstance(reason, OSError) or isinstance(reason, ssl.SSLError):
-            return  # certificates and proxies are set in other ways for requests
+            return  # certificates and proxies are configured differently for requests
         os.environ["HF_HUB_OFFLINE"] = "1"
         os.environ["HF_DATASETS_OFFLINE"] = "0"
         os.environ[NO_HUB] = f"{endpoint} does not answer: {reason.strerror or reason}"
@@ -83,7 +83,7 @@ class Tasks:
 
 
 def _explained(error: Exception, names: Any) -> Exception:
-    """The error for a task that does not load, with what to do about it."""
+    """Return the error for a task that does not load, with what to do about it."""
     named = names if isinstance(names, str) else ", ".join(map(str, names))
     causes: list[BaseException] = []
     cause: BaseException | None = error
@@ -100,7 +100,7 @@ def _explained(error: Exception, names: Any) -> Exception:
             f"the data set of task {named} is not on this machine ({one_line(error)}): "
             "run `evalspan prepare --suite …` on a login node"
         )
-    if type(error).__name__ == "DatasetGenerationError":  # its own words are the same whatever the data have
+    if type(error).__name__ == "DatasetGenerationError":  # its own message is always the same
         return OperatorError(
             f"the data set of task {named} cannot be read: {one_line(error.__cause__ or error)}"
         )
@@ -144,7 +144,7 @@ def _manager(include_path: tuple[str, ...], metadata: str, cache: Path | None, *
 
 @functools.lru_cache(maxsize=1)
 def _shipped(cache: Path | None) -> dict[str, Any]:
-    """lm-eval's index of its own tasks, made of what the work folder keeps: lm-eval's would read 14,000 files (12 s of CPU)."""
+    """Return lm-eval's index of its own tasks from the work folder's cache: lm-eval's would read 14,000 files (12 s of CPU)."""
     from lm_eval.tasks._index import Entry, Kind  # noqa: PLC0415
 
     kinds = {"group": Kind.GROUP, "tag": Kind.TAG, "python": Kind.PY_TASK}
@@ -165,9 +165,9 @@ def task_manager(
     metadata: dict[str, Any] | None = None,
     cache: Path | None = None,
 ) -> Any:
-    """A manager whose index has `name`, and lm-eval's own tasks only where they are needed.
+    """Return a manager whose index has `name`, and lm-eval's own tasks only if needed.
 
-    `cache`: the work folder's; without it, or where it has none, lm-eval's task files are read.
+    `cache`: the work folder's; without it, or if it has none, lm-eval's task files are read.
     """
     text = json.dumps(metadata or {}, sort_keys=True, default=str)
     index = folder_index(tuple(include_path))
@@ -177,7 +177,7 @@ def task_manager(
 def run_entry(
     lm: Any, suite: SuiteSpec, entry: TaskEntry, tasks: Tasks, *, bootstrap_iters: int = 0, seed_torch: bool
 ) -> dict[str, Any]:
-    """lm-eval's results of one suite entry, with `samples`. Sets `tasks.loaded`, also if `lm` raises.
+    """Return lm-eval's results of one suite entry, with `samples`. Sets `tasks.loaded`, even if `lm` raises.
 
     `seed_torch=False` keeps torch out of the process; no task draws prompts from torch.
     """
@@ -193,7 +193,7 @@ def run_entry(
             task_manager=tasks,
             bootstrap_iters=bootstrap_iters,
             log_samples=True,
-            confirm_run_unsafe_code=True,  # programs run in the sandbox alone, through the seam
+            confirm_run_unsafe_code=True,  # programs only run in the sandbox, through the seam
             tasks=[entry.name],
             num_fewshot=entry.num_fewshot,
             limit=entry.limit,
@@ -213,9 +213,9 @@ def run_entry(
 def entry_tasks(
     suite: SuiteSpec, entry: TaskEntry, *, model: ModelOptions, model_dir: str, cache: Path | None
 ) -> Tasks:
-    """The tasks of an entry, not loaded yet; OperatorError where lm-eval defines none. `cache`: as of `task_manager`."""
+    """Return the unloaded tasks of an entry. Raise OperatorError if lm-eval defines none. `cache`: as in `task_manager`."""
     hooks.install()
-    # as the command does: RULER reads its tokenizer there
+    # as in the command: RULER reads its tokenizer there
     metadata = {"pretrained": model_dir, **model.model_args}
     manager = task_manager(suite.include_path, entry.name, metadata, cache)
     missing = {} if Path(entry.name).is_file() else unknown_tasks([entry.name], manager.all_tasks)
@@ -227,7 +227,7 @@ def entry_tasks(
 
 @contextlib.contextmanager
 def _without_environment_report() -> Iterator[None]:
-    """Skip lm-eval's description of this machine: it imports torch, and did not infer."""
+    """Skip lm-eval's description of this machine, which imports torch and did not run inference."""
     import lm_eval.evaluator  # noqa: PLC0415
 
     module: Any = lm_eval.evaluator

@@ -1,9 +1,10 @@
-"""Inputs that only a run shows: what a build or a score opened, tried to open, or listed, and the packages it imported.
+"""Inputs that only a run reveals: what a build or a score opened, tried to open, or listed, and the packages it imported.
 
-Rule: inputs are rows, path -> digest. A file has the digest of its content, "-" where it is missing, and a folder that was
-listed, `PATH/`, that of its names. Forked children count; what the run made itself does not. An installed package has one row, `package:NAME` -> its version and a digest of its RECORD; a package in
-development has a row for each module. A folder of revisions has the digest of its files. So a process with the same paths and packages says what has changed.
-What is not seen: docs/evaluating/suites.md. Called from `requests.build`, `scoring.score`, `run`, and by the coordinator.
+Rule: inputs are rows, path -> digest. A file has the digest of its content, "-" if it is missing, and a listed folder,
+`PATH/`, that of its names. Forked children count; files that the run made itself do not. An installed package has one row,
+`package:NAME` -> its version and a digest of its RECORD; a package in development has a row for each module. A folder of
+revisions has the digest of its files. So a process with the same paths and packages can tell what has changed. Limits:
+docs/evaluating/suites.md. Called from `requests.build`, `scoring.score`, `run`, and by the coordinator.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from evaljobs.lmeval.source_files import Digests, datasets_cache, hf_home, hub_c
 
 Rows = Mapping[str, str]  # path, or package -> digest
 PACKAGE: Final = "package:"
-FAILED: Final = "shown-failed.json"  # the rows of an entry's last build that failed
+FAILED: Final = "shown-failed.json"  # rows of an entry's last failed build
 
-CHANGING: Final = "changed while it was read"  # the digest of such a file: equal to none
-# Places of the machine, not of an evaluation; what lies in site-packages below them counts.
+CHANGING: Final = "changed while it was read"  # digest of such a file, which equals none
+# Locations of the machine, not of an evaluation; site-packages below them count.
 SYSTEM: Final = ("/proc", "/sys", "/dev/fd", "/etc", "/run", "/usr", "/lib", "/lib64", "/bin", "/sbin")
-# Below ~/.cache; what Hugging Face keeps counts by revisions.
+# Below ~/.cache; Hugging Face's cache counts by revisions.
 CACHES: Final = ("torch", "triton", "vllm", "matplotlib")
 PACKAGES: Final = ("site-packages", "dist-packages")
 # Packages that decide an answer, whether or not a job of the CPU imports them.
@@ -44,24 +45,24 @@ EVENTS: Final = {
     "os.listdir": 0,
     "os.scandir": 0,
 }  # audit event -> number of its path
-# Names that come and go by themselves: of compiled modules, and of files on NFS that are removed while they are open.
+# Names that appear and disappear: compiled modules, and files on NFS that are removed while open.
 PASSING: Final = ("__pycache__", ".nfs")
-# They list folders for modules and data that have rows of their own; the library's helpers list for their caller.
+# They list folders for modules and data with rows of their own; the library's helpers list for their caller.
 FINDERS: Final = ("importlib", "pkgutil", f"{Path(__file__).parents[1]}/")
 HELPERS: Final = ("/pathlib.py", "/pathlib/", "/glob.py", "/os.py", "<frozen os>")
 
 
 class _Recorder:
-    """A list of what was opened, in the order of all processes: each appends to one file in memory, which a fork inherits.
+    """A list of opened files, in the order of all processes: each appends to one file in memory, inherited by forks.
 
-    A line: path, and its ctime in ns at the opening, -1 for a missing one, or null where it was opened for writing.
+    A line: path, and its ctime in ns when opened, -1 for a missing one, or null if it was opened for writing.
     """
 
     def __init__(self) -> None:
         self._list = os.memfd_create("evalspan-inputs")
         fcntl.fcntl(self._list, fcntl.F_SETFL, os.O_APPEND)
         self._made = os.fstat(self._list)
-        self._seen: set[tuple[str, bool]] = set()  # path, is it written
+        self._seen: set[tuple[str, bool]] = set()  # path, and whether it was written
 
     def _add(self, place: str, changed_at: int | None) -> None:
         known = (place, changed_at is None)
@@ -84,7 +85,7 @@ class _Recorder:
             self._add(f"{place}/", 0)
 
     def _opened(self, place: str, flags: int, *, certain: bool) -> None:
-        """`certain`: the path is not relative to a folder's descriptor."""
+        """Record an opened path. `certain`: it is not relative to a folder's descriptor."""
         access, anew = flags & os.O_ACCMODE, flags & (os.O_TRUNC | os.O_EXCL)
         if access != os.O_WRONLY and not anew and (place, False) not in self._seen:
             changed_at = _changed_at(place)
@@ -94,7 +95,7 @@ class _Recorder:
             self._add(place, None)
 
     def read(self) -> tuple[dict[str, int], set[str]]:
-        """Path -> its ctime when it was opened first, of files that the run had not written before; and the written ones."""
+        """Return path -> its ctime when first opened, of files that the run had not written before; and the written ones."""
         opened: dict[str, int] = {}
         own, written = set[str](), set[str]()
         with open(self._list, "rb") as lines:  # noqa: PTH123 (a descriptor)
@@ -110,7 +111,7 @@ class _Recorder:
 
 
 def _caller(frame: FrameType | None) -> str:
-    """The file whose code lists a folder, by whichever helper of the library."""
+    """Return the file whose code lists a folder, through any helper of the library."""
     while frame is not None and any(helper in frame.f_code.co_filename for helper in HELPERS):
         frame = frame.f_back
     return "" if frame is None else frame.f_code.co_filename
@@ -121,11 +122,11 @@ _recorder: _Recorder | None = None
 
 @functools.cache
 def _listen() -> None:
-    """Have each file that this process opens noted while a block is recorded. Python cannot remove an audit hook."""
+    """Record each file that this process opens while a block is recorded. Python cannot remove an audit hook."""
 
     def noted(event: str, arguments: tuple[Any, ...]) -> None:
         if _recorder is not None and event in EVENTS:
-            with contextlib.suppress(Exception):  # an audit hook that raises ends the opening
+            with contextlib.suppress(Exception):  # an exception from an audit hook would abort the opening
                 _recorder.note(event, arguments)
 
     sys.addaudithook(noted)
@@ -133,10 +134,10 @@ def _listen() -> None:
 
 @contextlib.contextmanager
 def recorded(rows: dict[str, str], *, leave_out: Iterable[str | Path] = ()) -> Iterator[None]:
-    """Add to `rows` what the block opens, and at its end all that is imported. One block at a time in a process.
+    """Add to `rows` what the block opens, and at its end everything imported. One block at a time per process.
 
-    `leave_out`: folders that count in other ways: the work folder, the checkpoint. Modules of the user that the
-    block has imported are forgotten at its end, so that the next task imports its own.
+    `leave_out`: folders that count in other ways: the work folder, the checkpoint. Modules of the user that the block has
+    imported are forgotten at its end, so that the next task imports its own.
     """
     global _recorder  # noqa: PLW0603 (an audit hook has no other way)
     _listen()
@@ -150,7 +151,7 @@ def recorded(rows: dict[str, str], *, leave_out: Iterable[str | Path] = ()) -> I
 
 
 def _add_rows(rows: dict[str, str], mine: _Recorder, before: set[str], places: _Places) -> None:
-    """`before`: names of the modules that were there when the block began."""
+    """Add the rows of a block. `before`: names of the modules loaded when it began."""
     same: dict[str, bool] = {}  # path of a row -> it has not changed meanwhile
     opened, written = mine.read()
     for path, changed_at in opened.items():
@@ -173,7 +174,7 @@ def _add_rows(rows: dict[str, str], mine: _Recorder, before: set[str], places: _
 
 
 def _now_on_disk() -> int:
-    """The time, in ns, by the clock of the temporary folder's file system."""
+    """Return the time, in ns, by the clock of the temporary folder's file system."""
     with tempfile.NamedTemporaryFile() as file:
         return os.fstat(file.fileno()).st_ctime_ns
 
@@ -185,10 +186,10 @@ def _changed_at(path: str) -> int:
 
 
 class _Places:
-    """Which files count as inputs, and under which path."""
+    """Decides which files count as inputs, and under which path."""
 
     def __init__(self, leave_out: Iterable[str | Path], began: int) -> None:
-        """`began`: ns; files of the temporary folder that are younger were made by the run itself."""
+        """Exclude folders. `began`: ns; younger files in the temporary folder were made by the run itself."""
         env = os.environ
         self._began = began
         home = env.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
@@ -200,7 +201,7 @@ class _Places:
         self._temporary = f"{os.path.realpath(tempfile.gettempdir())}/"
 
     def row_of(self, path: str, *, missing: bool = False) -> str | None:
-        """The path of the row that stands for this file; None: it is no input. `missing`: it was when it was opened."""
+        """Return the path of this file's row; None: it is not an input. `missing`: it was when it was opened."""
         path = _source_of(path)
         there = os.path.isdir(path) if path.endswith("/") else os.path.isfile(path)  # noqa: PTH112, PTH113
         absent = not there and (missing or path.endswith("/")) and not os.path.lexists(path)
@@ -217,7 +218,7 @@ class _Places:
 
 
 def _source_of(path: str) -> str:
-    """The module that a compiled one was made of."""
+    """Return the module that a compiled one was made from."""
     if "/__pycache__/" not in path:
         return path
     folder, _, name = path.rpartition("/__pycache__/")
@@ -226,7 +227,7 @@ def _source_of(path: str) -> str:
 
 @functools.lru_cache(maxsize=8)
 def _packages(site: str) -> Mapping[str, str]:
-    """Each file that packages say they have in a site-packages folder, relative to it -> the package's row."""
+    """Return each file that packages list in a site-packages folder, relative to it -> the package's row."""
     found: dict[str, str] = {}
     for record in Path(site).glob("*.dist-info/RECORD"):
         name = record.parent.name.partition("-")[0]
@@ -237,15 +238,15 @@ def _packages(site: str) -> Mapping[str, str]:
 
 
 def package_rows(names: Iterable[str]) -> dict[str, str]:
-    """Rows of packages that this process would import; those that are not installed have none."""
+    """Return rows of packages that this process would import, except those not installed."""
     rows = {f"{PACKAGE}{name}": digest_of(f"{PACKAGE}{name}") for name in names}
     return {key: digest for key, digest in rows.items() if digest != "-"}
 
 
 def revision_rows(ids: Iterable[str], kind: str, env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Rows of the revisions of data sets ("datasets") or models ("models") in the Hugging Face cache that `env` names.
+    """Return rows of the revisions of data sets ("datasets") or models ("models") in the Hugging Face cache of `env`.
 
-    Of a data set that lies there without its repository: the folders of what was prepared of it. `env` None: this process'.
+    For a data set without its repository there: the folders prepared from it. `env` None: this process's.
     """
     env = os.environ if env is None else env
     paths: list[str] = []
@@ -257,9 +258,9 @@ def revision_rows(ids: Iterable[str], kind: str, env: Mapping[str, str] | None =
 
 
 def digest_of(path: str, digests: Digests | None = None, search: Sequence[str] | None = None) -> str:
-    """Digest of a row's file, package, or folder's files, as it is now; "-" where there is none.
+    """Return the current digest of a row's file, package, or folder's files; "-" if missing.
 
-    `search`: folders of packages, the first has precedence; None: sys.path.
+    `search`: folders of packages, in order of precedence; None: sys.path.
     """
     digests = digests or Digests()
     if path.startswith(PACKAGE):
@@ -284,7 +285,7 @@ def _package_now(name: str, digests: Digests, search: Sequence[str]) -> str:
 
 
 def rows_of_set(folder: str | Path, name: str) -> dict[str, str] | None:
-    """The rows that a build showed; None where they are not there. `name`: as in the manifests of the request set."""
+    """Return the rows of a build; None if they are missing. `name`: as in the manifests of the request set."""
     try:
         found: dict[str, str] | None = json.loads(shown_file(folder, name).read_bytes()) if name else None
     except (OSError, ValueError):
@@ -293,7 +294,7 @@ def rows_of_set(folder: str | Path, name: str) -> dict[str, str] | None:
 
 
 def merged(several: Iterable[Rows]) -> dict[str, str]:
-    """Rows of several runs as one; a file that differs between two of them has changed meanwhile."""
+    """Merge rows of several runs; a file that differs between two of them has changed meanwhile."""
     found: dict[str, str] = {}
     for rows in several:
         for path, digest in rows.items():
@@ -302,13 +303,13 @@ def merged(several: Iterable[Rows]) -> dict[str, str]:
 
 
 def changed(rows: Rows, digests: Digests | None = None) -> list[str]:
-    """Paths whose digest now is not that of their row, sorted."""
+    """Return paths whose digest has changed, sorted."""
     digests = digests or Digests()
     return sorted(path for path, digest in rows.items() if digest_of(path, digests) != digest)
 
 
 def in_words(path: str) -> str:
-    """A row's path as a person reads it."""
+    """Describe a row's path for a reader."""
     if path.startswith(PACKAGE):
         return f"package {path.removeprefix(PACKAGE)}"
     folder, _, file = path.rpartition("/")
@@ -319,7 +320,7 @@ def in_words(path: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """`python -m evaljobs changed FILE`: the digests now of the paths in a JSON list, as JSON."""
+    """Run `python -m evaljobs changed FILE`: print the current digests of the paths in a JSON list, as JSON."""
     digests = Digests()
     paths: list[str] = json.loads(Path(arguments[0]).read_bytes())
     sys.stdout.write(json.dumps({path: digest_of(path, digests) for path in paths}) + "\n")

@@ -1,8 +1,8 @@
-"""The source key of a suite entry: a digest of all files that its YAMLs name: modules and data, whatever their place.
+"""The source key of a suite entry: a digest of all files that its YAMLs name: modules and data, wherever they are.
 
-Rule: files count by content, so touching one changes nothing. What the modules import or read counts when a build has
-shown it (`shown_inputs`). The coordinator computes the key before a submission; a build computes it again and refuses
-files that changed, and its rows hold these files. Imports no lm_eval.
+Rule: files count by content, so touching one changes nothing. Whatever the modules import or read counts once a build has
+recorded it (`shown_inputs`). The coordinator computes the key before a submission; a build computes it again and refuses
+files that changed, and its rows include these files. Imports no lm_eval.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HIDDEN = (".", "__pycache__")
 
 
 class Digests:
-    """sha256 of files' contents; those of large files are kept in `cache` by size, mtime, ctime and inode."""
+    """sha256 of files' contents; large files are cached in `cache` by size, mtime, ctime and inode."""
 
     def __init__(self, cache: Path | None = None) -> None:
         self._cache = cache
@@ -51,7 +51,7 @@ class Digests:
                 self._known = dict(json.loads(cache.read_bytes()))
 
     def of(self, path: Path) -> str:
-        """Digest of one file; "-" where it cannot be read: the job that reads it reports the error."""
+        """Return the digest of one file; "-" if it cannot be read, which the job that reads it reports."""
         if path not in self._here:
             self._here[path] = self._of(path)
         return self._here[path]
@@ -59,7 +59,7 @@ class Digests:
     def _of(self, path: Path) -> str:
         try:
             stat = path.stat()
-            # ctime: an edit may restore the size and the mtime, but not that
+            # an edit may restore size and mtime, but not ctime
             what = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
             known = self._known.get(str(path))
             if known is not None and known[:-1] == what:
@@ -74,13 +74,13 @@ class Digests:
         return digest
 
     def index(self, folders: Sequence[str]) -> dict[str, Defined]:
-        """Tasks, groups and tags that these folders define, read once."""
+        """Return tasks, groups and tags that these folders define, read once."""
         if tuple(folders) not in self._indexes:
             self._indexes[tuple(folders)] = index_of(folders)
         return self._indexes[tuple(folders)]
 
     def keep(self) -> None:
-        """Write new digests to the cache; where the disk refuses, the next caller hashes again."""
+        """Write new digests to the cache; if the disk refuses, the next caller hashes again."""
         if self._cache is not None and self._fresh:
             with contextlib.suppress(OSError):
                 write_atomic(self._cache, json.dumps(self._known).encode())
@@ -89,9 +89,10 @@ class Digests:
 
 @dataclass(slots=True)
 class Named:
-    """Real paths of the files that an entry's YAMLs name, those YAMLs included, with their digests.
+    """Real paths of the files that an entry's YAMLs name, including those YAMLs, with their digests.
 
-    The key holds them, since a build's rows do: a copy of the folder is another suite, whose modules may be edited apart.
+    The key includes the paths, since a build's rows do: a copy of the folder is another suite, whose modules may be edited
+    separately.
     """
 
     digests: Digests
@@ -126,7 +127,7 @@ class Named:
                 self.file(value.file)
 
     def _text(self, text: str, bases: Iterable[Path], *, data: bool) -> None:
-        """Files that a text names, relative to the first of `bases` that has any."""
+        """Add files that a text names, relative to the first of `bases` that has any."""
         if not text or len(text) > 1024 or "\n" in text or "\0" in text or text in (".", "..", "/"):
             return
         for base in dict.fromkeys(bases):
@@ -140,7 +141,7 @@ class Named:
 
 
 def named_by(include_path: Sequence[str], name: str, digests: Digests) -> Named:
-    """The files of an entry: a task, group or tag of these folders, or a YAML file. Of lm-eval's own tasks its version counts."""
+    """Return the files of an entry: a task, group or tag of these folders, or a YAML file. lm-eval's own have none."""
     named = Named(digests)
     waiting, seen = [name], set[str]()
     while waiting:
@@ -162,7 +163,7 @@ def _defined(include_path: Sequence[str], name: str, digests: Digests) -> Define
 
 
 def is_one_task(include_path: Sequence[str], name: str, digests: Digests) -> bool:
-    """Is it certain that an entry of the suite's own is one leaf task? Not of a group, a tag, or a name that is not found."""
+    """Return whether an entry of the suite's own is certainly one leaf task; False for a group, a tag, or an unknown name."""
     found = _defined(include_path, name, digests)
     if found is None or not found.yaml or found.members:
         return False
@@ -171,37 +172,37 @@ def is_one_task(include_path: Sequence[str], name: str, digests: Digests) -> boo
 
 
 def task_modules(rows: Iterable[str]) -> set[str]:
-    """The modules among the paths of rows that lie below the folder of a YAML: a task's own code."""
+    """Return the modules among the paths of rows below the folder of a YAML: a task's own code."""
     paths = set(rows)
     folders = tuple(f"{os.path.dirname(p)}/" for p in paths if p.endswith((".yaml", ".yml")))  # noqa: PTH120
     return {path for path in paths if path.endswith(".py") and path.startswith(folders)}
 
 
 def hub_models(model: ModelOptions) -> dict[str, str]:
-    """Argument -> the model of the Hub that it names: an adapter, another tokenizer."""
+    """Return argument -> the model of the Hub that it names: an adapter, another tokenizer."""
     named = ((key, value) for key, value in model.model_args.items() if isinstance(value, str))
     return {k: v for k, v in named if k in PLACES and v.count("/") == 1 and not os.path.exists(v)}  # noqa: PTH110
 
 
 def hf_home(env: Mapping[str, str]) -> Path:
-    """Folder of all that Hugging Face's libraries keep."""
+    """Return the folder of everything that Hugging Face's libraries store."""
     return Path(
         env.get("HF_HOME") or Path(env.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface"
     )
 
 
 def hub_cache(env: Mapping[str, str]) -> Path:
-    """Folder of the Hub's repositories, with their revisions."""
+    """Return the folder of the Hub's repositories, with their revisions."""
     return Path(env.get("HF_HUB_CACHE") or hf_home(env) / "hub")
 
 
 def datasets_cache(env: Mapping[str, str]) -> Path:
-    """Folder of the data sets that `datasets` has prepared."""
+    """Return the folder of the data sets that `datasets` has prepared."""
     return Path(env.get("HF_DATASETS_CACHE") or hf_home(env) / "datasets")
 
 
 def prepared_data(name: str, env: Mapping[str, str]) -> Path:
-    """Where `datasets` keeps what it prepared of a data set of the Hub (datasets/naming.py, 5.2: snake case but for the owner)."""
+    """Return where `datasets` stores prepared data of the Hub (datasets/naming.py, 5.2: snake case except for the owner)."""
     owner, slash, own = name.rpartition("/")
     own = re.sub(r"([a-z\d])([A-Z])", r"\1_\2", re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", own)).lower()
     return datasets_cache(env) / f"{owner}{slash and '___'}{own}"

@@ -21,10 +21,10 @@ PLACEMENT = ("parallelize", "tp_plan", "device_map", "max_memory_per_gpu", "max_
 
 
 def model(model_dir: str, options: ModelOptions) -> Any:
-    """lm-eval's model class with the checkpoint's config and tokenizer, without weights.
+    """Return lm-eval's model class with the checkpoint's config and tokenizer, without weights.
 
-    The engine's own class is used where it is an hf one. For other engines `hf` builds prompts and
-    counts tokens, and batches are stored as text for the engine to tokenise.
+    The engine's own class is used if it is an hf one. For other engines `hf` builds prompts and counts tokens, and batches
+    are stored as text for the engine to tokenise.
     """
     import torch  # noqa: PLC0415
     from lm_eval.models.huggingface import HFLM  # noqa: PLC0415
@@ -69,7 +69,7 @@ def model(model_dir: str, options: ModelOptions) -> Any:
 
 
 def _check_vocabulary(lm: Any) -> None:
-    """Raise OperatorError where the tokenizer has ids that the model has no embedding for."""
+    """Raise OperatorError if the tokenizer has ids without an embedding in the model."""
     with contextlib.suppress(
         NotImplementedError
     ):  # a tokenizer without a table, or a model without one embedding
@@ -106,7 +106,7 @@ def keep_histories(lm: Any) -> None:
 
 
 def tokens_asked(lm: Any, method: str, instances: Sequence[Any]) -> list[Any]:
-    """Arguments of lm-eval's forward pass: (strings or None, context ids, continuation ids)."""
+    """Return arguments of lm-eval's forward pass: (strings or None, context ids, continuation ids)."""
     lm.asked = ()  # an empty text has no window
     with contextlib.suppress(RequestsBuiltError):
         getattr(super(type(lm), lm), method)(list(instances), disable_tqdm=True)
@@ -114,7 +114,7 @@ def tokens_asked(lm: Any, method: str, instances: Sequence[Any]) -> list[Any]:
 
 
 def _hf_class(engine: str) -> Any:
-    """The engine's class where it is an hf one that this node can import, else None."""
+    """Return the engine's class if it is an hf one that this node can import, otherwise None."""
     from lm_eval.api.registry import get_model  # noqa: PLC0415
     from lm_eval.models.huggingface import HFLM  # noqa: PLC0415
 

@@ -1,7 +1,7 @@
-"""Where in a task an error arose: the task, its field or function, the document and its columns.
+"""Locates an error in a task: the task, its field or function, the document and its columns.
 
-Rule: the traceback tells, so a healthy run costs nothing. What a task's code and data raise is the operator's to mend, `sys.exit`
-in a metric included; what the system refuses (OSError, MemoryError) may work again. Called from `run` and `scoring`.
+Rule: the traceback tells, so a healthy run costs nothing. Errors from a task's code and data are the operator's to fix,
+including `sys.exit` in a metric; errors of the system (OSError, MemoryError) may go away. Called from `run` and `scoring`.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from typing import Any, Final
 from evaljobs.errors import JobError, OperatorError, RetryError, one_line
 
 RAISED: Final = (Exception, SystemExit, KeyboardInterrupt)  # what the code of a task may raise
-MOST_COLUMNS: Final = 8  # columns of a document that a message names
-# methods of lm-eval's tasks -> what is said of them; those that begin with doc_to_ by their names
+MOST_COLUMNS: Final = 8  # columns of a document named in a message
+# methods of lm-eval's tasks -> their descriptions; those that begin with doc_to_ by their names
 METHODS: Final = {"download": "loading its data", "apply_filters": "its filters"}
 METHODS.update(
     (f"{split}_docs", "its split or process_docs") for split in ("training", "validation", "test", "fewshot")
 )
 METHODS.update((name, name) for name in ("fewshot_context", "construct_requests", "process_results"))
-NOT_OWN: Final = ("<", sys.prefix, sys.base_prefix, str(Path(__file__).parents[1]))  # no code of a task
+# prefixes of code that is not a task's
+NOT_OWN: Final = ("<", sys.prefix, sys.base_prefix, str(Path(__file__).parents[1]))
 
 
 @contextlib.contextmanager
 def located() -> Iterator[None]:
-    """Raise what a task raises inside the block as a JobError that says where. Errors of no task pass as they are."""
+    """Raise an exception of a task within the context as a JobError that names its location. Others pass unchanged."""
     try:
         yield
     except JobError:
@@ -40,7 +41,7 @@ def located() -> Iterator[None]:
 
 
 def _message(error: BaseException) -> str:
-    """What is said of an error; "" where its traceback passes through no task of lm-eval."""
+    """Describe an error; "" if its traceback passes through no task of lm-eval."""
     from lm_eval.api.task import Task  # noqa: PLC0415
 
     task, field, row, seen = None, "", None, dict[str, Any]()

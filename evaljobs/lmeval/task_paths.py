@@ -44,18 +44,18 @@ REMOTE = ("://", "::")  # URLs, and chains of them as fsspec writes them
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Origin of a task's data: `datasets.load_dataset` arguments for any current folder."""
+    """Origin of a task's data: `datasets.load_dataset` arguments valid in any current folder."""
 
     path: str | None = None
     keywords: Mapping[str, Any] = field(default_factory=dict)
     hub: str = ""  # the hub id, if the data come from the hub
     files: tuple[str, ...] = ()  # local files, file patterns and folders
-    trouble: str = ""  # why the data cannot be loaded; "" where they can
+    trouble: str = ""  # why the data cannot be loaded; "" if they can
 
 
 @contextlib.contextmanager
 def relative_to_yaml() -> Iterator[None]:
-    """Inside the block lm-eval reads YAMLs and loads data by this module's rule. Not thread-safe."""
+    """Make lm-eval read YAMLs and load data by this module's rule within the context. Not thread-safe."""
     from lm_eval.api.task import ConfigurableTask  # noqa: PLC0415
     from lm_eval.tasks import _yaml_loader  # noqa: PLC0415
 
@@ -78,7 +78,7 @@ def relative_to_yaml() -> Iterator[None]:
 
 
 def _marking(base: Any) -> type[Any]:
-    """lm-eval's loader class for the YAMLs of a folder, which marks each path with its YAML."""
+    """Return lm-eval's loader class for the YAMLs of a folder, which marks each path with its YAML."""
 
     class Loader(base):  # type: ignore[misc]
         def __init__(self, stream: Any) -> None:
@@ -93,7 +93,7 @@ def _marking(base: Any) -> type[Any]:
 
 
 def source(config: Mapping[str, Any]) -> Source:
-    """The data of a task with this config. Reads folders, opens no file."""
+    """Return the data of a task with this config. Reads folders, opens no file."""
     path = config.get("dataset_path")
     keywords = config.get("dataset_kwargs") or {}
     if config.get("custom_dataset") is not None:
@@ -117,7 +117,7 @@ def _folder_or_hub(path: str, keywords: Mapping[str, Any]) -> Source:
 
 
 def _inside(folder: Path, keywords: Mapping[str, Any]) -> tuple[str, ...]:
-    """Full places of the data_files that lie in a folder."""
+    """Return full paths of the data_files in a folder."""
     found: list[str] = []
 
     def add(text: str) -> str:
@@ -129,7 +129,7 @@ def _inside(folder: Path, keywords: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def full_path(text: str) -> Path:
-    """Full path of a marked path; unmarked text stays as it is."""
+    """Return the full path of a marked path; unmarked text is unchanged."""
     file = getattr(text, "yaml", None)
     return Path(text) if file is None else Path(os.path.normpath(file.parent / Path(text).expanduser()))
 
@@ -139,15 +139,15 @@ def _missing(text: str, key: str, place: Path | str) -> str:
 
 
 def nor_beside(config: Mapping[str, Any]) -> str:
-    """Part of a message: the folder that a dataset_path may mean; "" for lm-eval's tasks."""
+    """Return a part of a message: the folder that a dataset_path may mean; "" for lm-eval's tasks."""
     path = config.get("dataset_path")
     if not isinstance(path, YamlText) or "/lm_eval/tasks/" in str(path.yaml):
         return ""
-    return f" (and there is no folder {full_path(path)})"
+    return f" (nor is there a folder {full_path(path)})"
 
 
 def _local(path: str | None, keywords: Mapping[str, Any], *, required: bool) -> Source:
-    """Data in local files. `required`: they must exist; data_files lie in data_dir if set."""
+    """Return data in local files. `required`: they must exist; data_files are in data_dir if set."""
     files: list[str] = []
     troubles: list[str] = []
 
@@ -188,7 +188,7 @@ def _is_there(pattern: str, *, folder: bool) -> bool:
 
 
 def _download(original: Callable[..., Any], task: Any, keywords: Any, **more: Any) -> None:
-    """lm-eval's loading of a task's data with full paths; OperatorError for missing ones."""
+    """Load a task's data with full paths, replacing lm-eval's method. Raise OperatorError for missing ones."""
     config = vars(task.config)
     custom = config.get("custom_dataset") is not None
     written, path = config.get("dataset_kwargs"), task.DATASET_PATH
@@ -209,7 +209,7 @@ def _download(original: Callable[..., Any], task: Any, keywords: Any, **more: An
 
 
 def not_cached(error: BaseException) -> bool:
-    """Whether `datasets` or the hub says that a data set is not on this machine."""
+    """Return whether `datasets` or the hub reports that a data set is not on this machine."""
     return (
         isinstance(error, ConnectionError)
         or type(error).__name__ in NOT_CACHED
@@ -218,7 +218,7 @@ def not_cached(error: BaseException) -> bool:
 
 
 def missing_function(config: Mapping[str, Any]) -> str:
-    """The message for a `!function` of a config whose module is missing; "" where there is none."""
+    """Return an error about a `!function` of a config whose module is missing; "" if there is none."""
     for keys, value in texts(config):
         if not isinstance(value, Function) or not value.module or value.file.is_file():
             continue

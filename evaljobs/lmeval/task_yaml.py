@@ -1,8 +1,8 @@
 """Reader of lm-eval's task YAML files that needs neither lm-eval nor the modules that a YAML names.
 
-Rule: files are merged and indexed as lm-eval does it (lm_eval/tasks/_yaml_loader.py, _index.py,
-0.4.13). A data path and a function keep the YAML file that has them. Called from `source_files`
-(keys), `task_paths` (loading), `catalogue` (what there is, and the check before a submission) and `run`.
+Rule: files are merged and indexed as lm-eval does it (lm_eval/tasks/_yaml_loader.py, _index.py, 0.4.13). A data path and a
+function keep the YAML file that has them. Called from `source_files` (keys), `task_paths` (loading), `catalogue` (listing,
+and the check before a submission) and `run`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Function(YamlText):
 
     @property
     def file(self) -> Path:
-        """Where the module lies if it is not an installed one."""
+        """Location of the module unless it is installed."""
         return self.yaml.parent / f"{self.module.replace('.', '/')}.py"
 
 
@@ -61,7 +61,7 @@ _Loader.add_multi_constructor("!", _tagged)
 
 
 def _loaded(path: Path) -> Any:
-    """A YAML's value. ValueError where it is nested too deeply, or holds itself by an alias."""
+    """Return a YAML's value. Raise ValueError if it is nested too deeply, or contains itself through an alias."""
     try:
         with path.open("rb") as file:
             value = yaml.load(file, Loader=_Loader)  # noqa: S506 (a safe loader)
@@ -69,12 +69,14 @@ def _loaded(path: Path) -> Any:
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     except ValueError as error:
-        raise ValueError("an alias in it holds itself" if "Circular" in str(error) else str(error)) from error
+        raise ValueError(
+            "an alias in it contains itself" if "Circular" in str(error) else str(error)
+        ) from error
     return value
 
 
 def parsed(path: Path) -> dict[str, Any]:
-    """A YAML's own content; empty where it cannot be read."""
+    """Return a YAML's own content; empty if it cannot be read."""
     try:
         config = _loaded(path)
     except (OSError, yaml.YAMLError, ValueError):
@@ -83,7 +85,7 @@ def parsed(path: Path) -> dict[str, Any]:
 
 
 def unreadable(path: Path) -> str:
-    """Why a YAML cannot be read, in one line with its line and column; "" where it can."""
+    """Return why a YAML cannot be read, in one line with its line and column; "" if it can."""
     try:
         _loaded(path)
     except yaml.MarkedYAMLError as error:
@@ -103,7 +105,7 @@ def included(path: Path, config: Mapping[str, Any]) -> list[Path]:
 def merged_config(
     path: Path, seen: frozenset[Path] = frozenset(), read: Callable[[Path], dict[str, Any]] = parsed
 ) -> dict[str, Any]:
-    """A YAML's config as lm-eval merges it: included files first, then the file's own keys."""
+    """Return a YAML's config as merged by lm-eval: included files first, then the file's own keys."""
     path = path.resolve()
     if path in seen:
         return {}
@@ -115,13 +117,13 @@ def merged_config(
 
 
 def missing_include(path: Path, seen: frozenset[Path] = frozenset()) -> str:
-    """The message for a YAML that includes a missing or unreadable file, which lm-eval skips; else ""."""
+    """Return an error about a YAML that includes a missing or unreadable file, which lm-eval skips; otherwise ""."""
     path = path.resolve()
     for other in included(path, parsed(path)) if path not in seen else ():
         if not other.is_file():
             return f"{path}: include: no file {other}"
         if not parsed(other):
-            return f"{path}: include: {other} holds no task configuration that can be read"
+            return f"{path}: include: {other} has no readable task configuration"
         if why := missing_include(other, seen | {path}):
             return why
     return ""
@@ -129,7 +131,7 @@ def missing_include(path: Path, seen: frozenset[Path] = frozenset()) -> str:
 
 @dataclass(kw_only=True)
 class Defined:
-    """A task or group with its YAML, or a tag (no YAML). `members`: the names that it holds."""
+    """A task or group with its YAML, or a tag (no YAML). `members`: the names that it contains."""
 
     yaml: str = ""
     members: list[str] = field(default_factory=list)
@@ -143,13 +145,13 @@ def _is_group(config: Mapping[str, Any]) -> bool:
 
 
 def defined_by(path: Path, config: Mapping[str, Any] | None = None) -> Defined:
-    """The task or group of a YAML file. `config`: its merged one, where the caller has it."""
+    """Return the task or group of a YAML file. `config`: its merged one, if the caller has it."""
     config = merged_config(path) if config is None else config
     return Defined(yaml=str(path), members=[*names_in(config.get("task"))] if _is_group(config) else [])
 
 
 def index_of(folders: Iterable[str], read: Callable[[Path], dict[str, Any]] = parsed) -> dict[str, Defined]:
-    """Tasks, groups and tags that these folders define.
+    """Return tasks, groups and tags that these folders define.
 
     As in lm-eval, the first of two files in one folder counts, and the later of two folders.
     """
@@ -173,7 +175,7 @@ def index_of(folders: Iterable[str], read: Callable[[Path], dict[str, Any]] = pa
 
 
 def names_in(member: Any) -> Iterator[str]:
-    """Names that a group's `task:` holds; a group that is defined inside it stands for its own members."""
+    """Yield names in a group's `task:`; an inline group is replaced by its own members."""
     if isinstance(member, str):
         yield member
     elif isinstance(member, list):
@@ -184,7 +186,7 @@ def names_in(member: Any) -> Iterator[str]:
 
 
 def reached(index: Index, names: Iterable[str]) -> set[str]:
-    """These names and the members of their groups and tags, also undefined ones."""
+    """Return these names and the members of their groups and tags, including undefined ones."""
     found: set[str] = set()
     waiting = list(names)
     while waiting:
@@ -196,7 +198,7 @@ def reached(index: Index, names: Iterable[str]) -> set[str]:
 
 
 def texts(value: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Texts of a YAML value with the keys above them."""
+    """Yield texts of a YAML value with the keys above them."""
     if isinstance(value, str):
         yield keys, value
     elif isinstance(value, dict):
@@ -208,7 +210,7 @@ def texts(value: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
 
 
 def marked(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """The config with a `YamlText` for each data path, also in a group's settings for its members."""
+    """Return the config with a `YamlText` for each data path, including those in a group's settings for its members."""
     found = dict(config)
 
     def mark(text: str) -> str:
@@ -226,7 +228,7 @@ def marked(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
 
 
 def mapped(files: Any, change: Callable[[str], str]) -> Any:
-    """data_files in any shape that `datasets` takes, with `change` applied to each path."""
+    """Return data_files, in any shape that `datasets` accepts, with `change` applied to each path."""
     if isinstance(files, str):
         return change(files)
     if isinstance(files, dict):

@@ -1,8 +1,8 @@
-"""Tries over token ids: how many tokens requests need where each shared beginning is computed once.
+"""Tries over token ids: how many tokens requests need if each shared beginning is computed once.
 
-Rule: pure, and imports no torch. Inputs of likelihoods are sequences of token ids, cut as lm-eval
-cuts them. Sorted sequences are the depth-first order of their trie, so neighbours tell all sharing.
-Called from `requests.units`, the fast engine and `scripts.bench`.
+Rule: pure, and imports no torch. Inputs of likelihoods are sequences of token ids, truncated as in lm-eval. Sorted sequences
+are the depth-first order of their trie, so neighbours reveal all sharing. Called from `requests.units`, the fast engine and
+`scripts.bench`.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from evaljobs.lmeval.batches import Piece
 
 
 def input_of(piece: Piece, max_length: int) -> list[int]:
-    """The tokens that a likelihood's forward pass computes: all but the last, cut from the left.
+    """Return the tokens that a likelihood's forward pass computes: all but the last, truncated from the left.
 
-    As HFLM._loglikelihood_tokens cuts them (lm_eval/models/huggingface.py, 0.4.13).
+    As in HFLM._loglikelihood_tokens (lm_eval/models/huggingface.py, 0.4.13).
     """
     return (tokens_of(piece.context) + tokens_of(piece.continuation))[-(max_length + 1) : -1]
 
 
 def tokens_of(part: list[int] | str) -> list[int]:
-    """A context or a continuation that was tokenised when the requests were built."""
+    """Return a context or a continuation that was tokenised when the requests were built."""
     assert isinstance(part, list)
     return part
 
 
 def shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the longest common beginning. Halves the range: slices compare faster than loops."""
+    """Return the length of the longest common beginning, by bisection, since slices compare faster than loops."""
     low, high = 0, min(len(one), len(other))
     if one[:high] == other[:high]:
         return high
@@ -43,9 +43,9 @@ def shared(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def size(ordered: Sequence[Sequence[int]]) -> int:
-    """Tokens of a row where each sequence shares what it can with the one before it.
+    """Count the tokens of a row if each sequence shares what it can with the previous one.
 
-    Of sorted sequences: the nodes of their trie, the fewest tokens to compute.
+    For sorted sequences: the nodes of their trie, the fewest tokens to compute.
     """
     first = len(ordered[0]) if ordered else 0
     return first + sum(len(after) - shared(before, after) for before, after in pairwise(ordered))
@@ -54,8 +54,8 @@ def size(ordered: Sequence[Sequence[int]]) -> int:
 class Branch(NamedTuple):
     """A sequence in the layout of its trie.
 
-    It shares its first `shared` tokens with sequences before it. Its own tokens stand at the places
-    `start..end-1` of the row.
+    It shares its first `shared` tokens with sequences before it. Its own tokens are at the positions `start..end-1` of the
+    row.
     """
 
     shared: int
@@ -68,7 +68,7 @@ class Branch(NamedTuple):
 
 
 def layout(ordered: Sequence[Sequence[int]]) -> list[Branch]:
-    """The trie of sequences, laid out in one row: each shares what it can with the one before it."""
+    """Lay out the trie of sequences in one row: each shares what it can with the previous one."""
     branches: list[Branch] = []
     path: list[int] = []
     before: Sequence[int] = ()

@@ -12,7 +12,7 @@ Keys below `evalspan:{evaluation}:`
   claims    hash    shard -> trial and time of the claim
   held      hash    trial -> its claims
   withdrawn set     shards that must not return to the queue
-  ends      zset    claimed shard that nobody copies by the time at which its claim should end
+  ends      zset    claimed shard without a copy, by the time at which its claim should end
   copies    hash    claimed shard -> trial that runs it a second time; '': one of the two is done
   copying   hash    trial -> the shard that it was the last to run a second time
   trials    hash    trial -> progress (JSON)

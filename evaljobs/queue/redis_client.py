@@ -1,9 +1,8 @@
 """The published address of Redis, and clients for it.
 
-Rule: the address is one file in the work folder, mode 0600, written atomically. Credentials are in
-it and nowhere else (no command line, no environment). Every client has short socket timeouts and
-health checks, so a Redis that is away is an error within seconds and never a hang. Called from the
-coordinator, `work_queue` and `judges`.
+Rule: the address is one file in the work folder, mode 0600, written atomically. Credentials are only in it (no command line,
+no environment). Every client has short socket timeouts and health checks, so an unreachable Redis is an error within seconds
+and never a hang. Called from the coordinator, `work_queue` and `judges`.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from evaljobs.contract.specs import SCHEMA_VERSION, Kept
 from evaljobs.contract.storage import write_atomic
 
 T = TypeVar("T")
-SOCKET_SECONDS = 5.0  # most seconds for one command; a queue script takes milliseconds
-HEALTH_SECONDS = 15  # seconds idle before a connection is pinged: firewalls drop silent ones
+SOCKET_SECONDS = 5.0  # for one command; a queue script takes milliseconds
+HEALTH_SECONDS = 15  # idle time before a connection is pinged, since firewalls drop silent ones
 DOCS = "see docs/site/redis.md"
 
 
 class QueueUnavailable(Exception):  # noqa: N818 (a state of the world that callers wait out, not a fault of theirs)
-    """Redis is away, refuses the connection, or has no address yet. The message says what to do."""
+    """Redis is unreachable, refuses the connection, or has no address yet. The message says what to do."""
 
 
 class RedisAddress(Kept):
-    """A socket, or host and port, with credentials. `repr` leaves the password out."""
+    """A socket, or host and port, with credentials. `repr` omits the password."""
 
     schema_version: int = SCHEMA_VERSION
     socket: str | None = None
@@ -50,16 +49,14 @@ class RedisAddress(Kept):
 
     @classmethod
     def from_url(cls, url: str, **given: str | None) -> RedisAddress:
-        """`redis://[user[:password]@]host[:port][/db]`, `rediss://…` (TLS) or `unix:///path`.
+        """Parse `redis://[user[:password]@]host[:port][/db]`, `rediss://…` (TLS) or `unix:///path`.
 
-        `given`: `username`, `password`, `ca_file`, `cert_file`, `key_file`; those that are set override the
-        URL. Raises ValueError, which never has the password.
+        `given`: `username`, `password`, `ca_file`, `cert_file`, `key_file`; set values override the URL. Raise ValueError,
+        which never contains the password.
         """
         parts = urllib.parse.urlsplit(url)
         if parts.query or parts.fragment:
-            raise ValueError(
-                "the Redis URL has options after its database: give [redis] ca_file and the like"
-            )
+            raise ValueError("the Redis URL has options after its database: set [redis] ca_file etc. instead")
         fields: dict[str, Any] = {
             "username": parts.username and urllib.parse.unquote(parts.username),
             "password": parts.password and urllib.parse.unquote(parts.password),
@@ -81,7 +78,7 @@ class RedisAddress(Kept):
             raise ValueError("the Redis URL names no host: redis://HOST:6379/0")
         path = parts.path.strip("/")
         if path and not path.isdigit():
-            raise ValueError(f"the Redis URL ends in {path!r}, which is no database number")
+            raise ValueError(f"the Redis URL ends in {path!r}, which is not a database number")
         return cls(
             host=parts.hostname,
             port=parts.port or 6379,
@@ -99,25 +96,25 @@ class RedisAddress(Kept):
 
 
 def publish(address: RedisAddress, file: Path) -> None:
-    """Write the address file, readable by its owner only. Readers see a whole address."""
+    """Write the address file atomically, readable by its owner only."""
     write_atomic(file, address.model_dump_json(exclude_none=True).encode(), mode=0o600)
 
 
 def read(file: Path) -> RedisAddress:
-    """The published address; QueueUnavailable where there is none or another version wrote it."""
+    """Read the published address. Raise QueueUnavailable if there is none or another version wrote it."""
     try:
         return RedisAddress.model_validate_json(file.read_bytes())
     except OSError as error:
-        raise QueueUnavailable(f"no Redis address can be read from {file}: {error.strerror}") from error
+        raise QueueUnavailable(f"the Redis address in {file} cannot be read: {error.strerror}") from error
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
-        raise QueueUnavailable(f"{file} is no Redis address: {first['loc']}: {first['msg']}") from error
+        raise QueueUnavailable(f"{file} is not a Redis address: {first['loc']}: {first['msg']}") from error
 
 
 def client(address: RedisAddress, *, seconds: float = SOCKET_SECONDS) -> redis.Redis:
-    """A client, not connected yet. `seconds`: longest wait for a command or connection.
+    """Create a client, not yet connected. `seconds`: longest wait for a command or connection.
 
-    It retries nothing: callers decide whether a command may be repeated.
+    It never retries: callers decide whether a command may be repeated.
     """
     options: dict[str, Any] = {
         "db": address.db,
@@ -127,7 +124,7 @@ def client(address: RedisAddress, *, seconds: float = SOCKET_SECONDS) -> redis.R
         "socket_connect_timeout": seconds,
         "health_check_interval": HEALTH_SECONDS,
         "retry": Retry(NoBackoff(), 0),
-        "protocol": 2,  # one answer format on every server from Redis 6 to Valkey 9
+        "protocol": 2,  # one reply format on every server from Redis 6 to Valkey 9
     }
     if address.socket is not None:
         return redis.Redis(unix_socket_path=address.socket, **options)
@@ -148,16 +145,16 @@ def client(address: RedisAddress, *, seconds: float = SOCKET_SECONDS) -> redis.R
 
 @lru_cache(maxsize=1)
 def shared(address: RedisAddress) -> redis.Redis:
-    """This process's one client of an address, so that connections do not grow with evaluations.
+    """Return this process's only client of an address, so that connections do not grow with evaluations.
 
-    Its pool is safe to use from threads and after a fork. It is never closed.
+    Its pool may be used from threads and after a fork. It is never closed.
     """
     return client(address)
 
 
 def metric_queue(evaluation_id: str) -> str:
-    """RQ's name of an evaluation's queue of metric jobs. One each: RQ pops a job of a single queue through a list of those
-    that were popped and have not begun.
+    """Return RQ's name of an evaluation's queue of metric jobs. One each: RQ pops a job of a single queue through a list of
+    popped jobs that have not begun.
     """
     return f"evalspan-{evaluation_id}"
 
@@ -172,15 +169,15 @@ def explained(where: str) -> Iterator[None]:
 
 
 class Link:
-    """This process's way to the published address, wherever Redis moves. Touches nothing before the first call."""
+    """This process's connection to the published address, wherever Redis moves. Does nothing before the first call."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._address: RedisAddress | None = None
 
     def call(self, effect: Callable[[redis.Redis], T]) -> T:
-        """What `effect` makes of the client; once more after a broken connection, at the address as it is published now: a
-        restarted server breaks idle connections. Every other error is raised at once, each as QueueUnavailable.
+        """Call `effect` with the client; once more after a broken connection, at the currently published address, since a
+        restarted server breaks idle connections. Any other error is raised at once, as QueueUnavailable.
         """
         try:
             return self._once(effect)
@@ -197,7 +194,7 @@ class Link:
 
 
 def explain(error: Exception, where: str) -> str:
-    """One line: what Redis at `where` did, and what to do next."""
+    """Return one line: what Redis at `where` did, and what to do next."""
     text = str(error)
     for signs, words in _CAUSES:
         if any(sign in text if isinstance(sign, str) else isinstance(error, sign) for sign in signs):
@@ -210,7 +207,7 @@ def explain(error: Exception, where: str) -> str:
 _CAUSES: tuple[tuple[tuple[type[Exception] | str, ...], str], ...] = (
     (
         ("NOAUTH", "Authentication required"),
-        f"needs a password: give [redis] username and password_file ({DOCS})",
+        f"needs a password: set [redis] username and password_file ({DOCS})",
     ),
     (
         (redis.AuthenticationError, "WRONGPASS"),
@@ -221,10 +218,10 @@ _CAUSES: tuple[tuple[tuple[type[Exception] | str, ...], str], ...] = (
         f"does not let our user do what is needed: {{text}}; {DOCS} for the ACL",
     ),
     ((redis.exceptions.OutOfMemoryError, "OOM command"), "is full: raise its maxmemory ({text})"),
-    ((redis.exceptions.ReadOnlyError, "READONLY"), "is a read-only replica: give the primary's address"),
+    ((redis.exceptions.ReadOnlyError, "READONLY"), "is a read-only replica: use the primary's address"),
     (
         ("CERTIFICATE_VERIFY_FAILED",),
-        "shows a certificate that we cannot verify: give [redis] ca_file, and in url the name that it is for ({text})",
+        "presents a certificate that cannot be verified: set [redis] ca_file, and use the certificate's name in url ({text})",
     ),
     (
         ("CERTIFICATE_REQUIRED", "certificate required", "EOF occurred in violation of protocol"),
@@ -232,17 +229,17 @@ _CAUSES: tuple[tuple[tuple[type[Exception] | str, ...], str], ...] = (
     ),
     (
         (redis.TimeoutError,),
-        "does not answer in time: is it there, and does a firewall let us through? ({text})",
+        "does not answer in time: check that it is running and that no firewall blocks it ({text})",
     ),
     (
         (redis.ConnectionError, OSError),
-        "cannot be reached: does it run there, and is its address right? ({text})",
+        "cannot be reached: check that it is running and that its address is right ({text})",
     ),
 )
 
 
 def used_memory(address_file: Path, seconds: float = 1.0) -> float | None:
-    """Bytes that the Redis of this address uses; None where it does not answer in `seconds`."""
+    """Return the bytes that the Redis of this address uses; None if it does not answer in `seconds`."""
     try:
         with client(read(address_file), seconds=seconds) as link:
             info: Any = link.info("memory")

@@ -1,10 +1,9 @@
 """The work queue of an evaluation in Redis: the coordinator fills it, trials claim shards.
 
-Rule: every change is one Lua script (`lua.py`), so no process sees a queue half-changed; a script
-costs O(log n) per shard. The coordinator's state is the truth: it can fill the queue again at any
-time, and the heartbeat of a running trial registers its claim anew. A shard may then run twice
-(responses are deduplicated on files), but none is lost. Called from the coordinator's `runtime` and
-from `trial.trial`.
+Rule: every change is one Lua script (`lua.py`), so no process sees a queue half-changed; a script costs O(log n) per shard.
+The coordinator's state is the truth: it can refill the queue at any time, and the heartbeat of a running trial registers its
+claim again. A shard may then run twice (responses are deduplicated on files), but none is lost. Called from the coordinator's
+`runtime` and from `trial.trial`.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from pydantic import BaseModel
 from evaljobs.queue import lua
 from evaljobs.queue.redis_client import Link
 
-AHEAD = 128  # most shards that are named to a trial ahead of its claims; a lane seldom has more
-OTHER_LANES = 4  # most lanes that these may come from besides the trial's own
-CHUNK = 500  # most shards in one script call, so that Redis can serve other clients
+AHEAD = 128  # shards named to a trial ahead of its claims; a lane seldom has more
+OTHER_LANES = 4  # other lanes that these may come from
+CHUNK = 500  # shards per script call, so that Redis can serve other clients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedShard:
-    """A shard to run. Lower `rank` is claimed first; `seconds` (predicted) steer stealing."""
+    """A shard to run. Lower `rank` is claimed first; predicted `seconds` steer stealing."""
 
     shard: str
     rank: float
@@ -60,7 +59,7 @@ class Progress(BaseModel, frozen=True):
 class QueueSnapshot:
     """The queue at one moment. Costs O(trials), not O(shards)."""
 
-    epoch: str | None  # of the last complete fill; None: not filled, or Redis has lost it
+    epoch: str | None  # of the last complete fill; None: not filled, or lost by Redis
     unclaimed: int
     claims: Mapping[str, str]  # shard -> trial
     claimed_at: Mapping[str, float]  # shard -> unix seconds
@@ -68,26 +67,26 @@ class QueueSnapshot:
 
 
 class WorkQueue:
-    """The shards of one evaluation. Methods raise QueueUnavailable where Redis is away or refuses.
+    """The shards of one evaluation. Methods raise QueueUnavailable if Redis is unreachable or refuses.
 
-    Any call may then be repeated: its effect is not doubled.
+    Any call may then be repeated without doubling its effect.
     """
 
     def __init__(self, link: Link, evaluation_id: str) -> None:
         self._prefix = f"evalspan:{{{evaluation_id}}}:"
         self._link = link
-        # what Redis says of claims and progress at the last snapshot: of thousands, few change
+        # claims and progress in Redis at the last snapshot: of thousands, few change
         self._claims: dict[bytes, tuple[str, float]] = {}
         self._progress: dict[bytes, Progress] = {}
 
     # --- coordinator -------------------------------------------------------------------------------------------------
 
     def fill(self, lanes: Mapping[str, Sequence[QueuedShard]], epoch: str, *, steal: bool = True) -> None:
-        """Replace all unclaimed and withdrawn shards by these lanes, and mark the queue as filled.
+        """Replace all unclaimed and withdrawn shards with these lanes, and mark the queue as filled.
 
-        Claimed shards stay claimed even where a lane names them. Trials wait until the fill is
-        complete; an interrupted fill leaves the queue unfilled. Safe to repeat. `steal` False: until
-        the next fill, a trial claims shards of its own lane alone.
+        Claimed shards stay claimed even if a lane names them. Trials wait until the fill is complete; an interrupted fill
+        leaves the queue unfilled. Safe to repeat. `steal` False: until the next fill, a trial only claims shards of its own
+        lane.
         """
         token = uuid.uuid4().hex
         self._run(lua.BEGIN_FILL, token)
@@ -97,24 +96,24 @@ class WorkQueue:
         self._run(lua.END_FILL, token, epoch, int(steal))
 
     def add(self, lane: str, shards: Sequence[QueuedShard]) -> None:
-        """Queue these shards, be they queued elsewhere, withdrawn, or claimed by a lost trial."""
+        """Queue these shards, whether queued elsewhere, withdrawn, or claimed by a lost trial."""
         for values in _chunks(shards):
             self._run(lua.ADD, lane, *values)
 
     def withdraw(self, shards: Sequence[str]) -> None:
-        """Take these shards out of the queue; a claim that is given back does not return them."""
+        """Remove these shards from the queue; giving back a claim does not return them."""
         for start in range(0, len(shards), CHUNK):
             self._run(lua.WITHDRAW, *shards[start : start + CHUNK])
 
     def requeue_claims(self, trial: str) -> tuple[str, ...]:
         """Queue the shards that a dead trial had claimed in their planned lanes, and return them.
 
-        That is final: if the trial still runs, it can claim and register no shard.
+        This is final: if the trial still runs, it can claim and register no shard.
         """
         return tuple(_text(s) for s in self._run(lua.REQUEUE, trial))
 
     def snapshot(self) -> QueueSnapshot:
-        """The state that the coordinator reads every tick, in one round trip."""
+        """Return the state that the coordinator reads every tick, in one round trip."""
         epoch, unclaimed, claims, trials = self._read(
             ("HGET", "meta", "epoch"), ("HLEN", "where"), ("HGETALL", "claims"), ("HGETALL", "trials")
         )
@@ -130,20 +129,20 @@ class WorkQueue:
         )
 
     def unclaimed(self) -> tuple[str, ...]:
-        """Every queued shard, in no order. O(shards)."""
+        """Return every queued shard, unordered. O(shards)."""
         (names,) = self._read(("HKEYS", "where"))
         return tuple(_text(n) for n in names)
 
     def remove(self) -> None:
-        """Delete all keys of the evaluation in Redis."""
+        """Delete all keys of the evaluation from Redis."""
         self._run(lua.REMOVE)
 
     # --- trial -------------------------------------------------------------------------------------------------------
 
     def claim(self, trial: str, lane: str) -> Claim:
-        """The next shard: from the trial's own lane; where trials steal, else stolen, else a copy (`lua.py`).
+        """Claim the next shard: from the trial's own lane; if trials steal, otherwise a stolen one or a copy (`lua.py`).
 
-        A claim that the trial still has is returned again, since the answer to that call was lost.
+        A claim that the trial still has is returned again, since the reply to that call was lost.
         """
         kind, *shard = map(_text, self._run(lua.CLAIM, trial, lane))
         return Claim(kind=kind, shard=shard[0] if shard else None)  # type: ignore[arg-type]
@@ -151,12 +150,12 @@ class WorkQueue:
     def done(self, trial: str, shard: str, response_bytes: int) -> bool:
         """Record that the shard is on disk, the trial's file now `response_bytes` long.
 
-        False where another trial has claimed the shard since (these responses count all the same).
+        Return False if another trial has claimed the shard since (these responses still count).
         """
         return bool(self._run(lua.DONE, trial, shard, response_bytes))
 
     def give_back(self, trial: str, shard: str) -> bool:
-        """Return an unfinished shard to the queue. False where the trial no longer had it."""
+        """Return an unfinished shard to the queue. Return False if the trial no longer had it."""
         return bool(self._run(lua.GIVE_BACK, trial, shard))
 
     def heartbeat(
@@ -169,22 +168,22 @@ class WorkQueue:
         batches: int = 0,
         looks: int = 0,
     ) -> bool:
-        """Record the trial's progress; registers its claim of `shard` where Redis has lost it.
+        """Record the trial's progress, and register its claim of `shard` if Redis has lost it.
 
-        `looks`: how often the trial's engine has come by between two of its steps: progress of a kind.
+        `looks`: how often the trial's engine has passed between two of its steps: a kind of progress.
 
-        False where another trial has `shard` or has done it, or where this trial was dismissed. To
-        drop the shard then saves work; to finish it does no harm.
+        Return False if another trial has `shard` or has done it, or if this trial was dismissed. Dropping the shard then
+        saves work; finishing it does no harm.
         """
         progress: dict[str, str | int] = {"phase": phase, "shard": shard or "", "looks": looks}
         progress |= {"batches_done": batches_done, "batches": batches}
         return bool(self._run(lua.HEARTBEAT, trial, shard or "", json.dumps(progress)))
 
     def ahead(self, lane: str) -> tuple[str, ...]:
-        """At most AHEAD queued shards that a trial of this lane may run without Redis, in order.
+        """Return at most AHEAD queued shards that a trial of this lane may run without Redis, in order.
 
-        The lane's own come first. Where trials steal, the ends of other lanes follow: their own
-        trials begin at the heads. These lanes are drawn at random, so that few trials draw the same.
+        The lane's own come first. If trials steal, the ends of other lanes follow, since their own trials begin at the heads.
+        These lanes are drawn at random, so that few trials draw the same.
         """
         own, head = self._read(("HEXISTS", "meta", "own"), ("ZRANGE", f"lane:{lane}", 0, AHEAD - 1))
         names = [_text(name) for name in head]
@@ -200,11 +199,11 @@ class WorkQueue:
     # --- Redis -------------------------------------------------------------------------------------------------------
 
     def _run(self, script: str, *args: str | int) -> Any:
-        """Run a script by its digest; the client sends its text where the server lacks it."""
+        """Run a script by its digest; the client sends its text if the server lacks it."""
         return self._link.call(lambda client: client.register_script(script)(keys=[self._prefix], args=args))
 
     def _read(self, *commands: tuple[str | int, ...]) -> list[Any]:
-        """Commands (verb, key below the prefix, arguments) in one transaction."""
+        """Run commands (verb, key below the prefix, arguments) in one transaction."""
 
         def effect(client: redis.Redis) -> list[Any]:
             with client.pipeline(transaction=True) as pipe:
@@ -216,7 +215,7 @@ class WorkQueue:
 
 
 def _chunks(shards: Sequence[QueuedShard]) -> Iterator[list[str]]:
-    """Shards as script arguments, CHUNK shards at a time."""
+    """Yield shards as script arguments, CHUNK shards at a time."""
     for start in range(0, len(shards), CHUNK):
         some = shards[start : start + CHUNK]
         yield [text for s in some for text in (s.shard, repr(float(s.rank)), repr(float(s.seconds)))]
@@ -227,5 +226,5 @@ def _progress(fields: dict[str, Any]) -> Progress:
 
 
 def _text(value: bytes | str) -> str:
-    """Shard and trial names are UTF-8; the client may or may not decode them."""
+    """Decode shard and trial names, which are UTF-8; the client may already have decoded them."""
     return value if isinstance(value, str) else value.decode()

@@ -1,8 +1,8 @@
-"""The `build` job: all prompts of a suite entry, built once, tokenised, and cut into fixed batches.
+"""The `build` job: builds all prompts of a suite entry once, tokenised and cut into fixed batches.
 
-Rule: prompts, tokens and windows come from lm-eval's own code. `simple_evaluate` runs the entry
-with the model class itself, without weights; the first call of the model ends the run with all
-requests. Called from `python -m evaljobs build` and, for its parts, from `scoring.score`.
+Rule: prompts, tokens and windows come from lm-eval's own code. `simple_evaluate` runs the entry with the model class itself,
+without weights; the first call of the model ends the run with all requests. Called from `python -m evaljobs build` and, for
+its parts, from `scoring.score`.
 """
 
 from __future__ import annotations
@@ -62,11 +62,10 @@ log = logging.getLogger(__name__)
 
 
 def build(spec: BuildSpec) -> Built:
-    """Build the missing request sets of an entry. Raises JobError where the operator must act.
+    """Build the missing request sets of an entry. Raise JobError if the operator must act.
 
-    Sets that are on disk are kept where nothing that their build showed has changed. Several
-    processes may build the same entry: a set's folder is named by its content, so they write the
-    same bytes, and an evaluation that began with other sets keeps those.
+    Sets on disk are kept if nothing that their build used has changed. Several processes may build the same entry: a set's
+    folder is named by its content, so they write the same bytes, and an evaluation that began with other sets keeps those.
     """
     started = time.monotonic()
     quiet_environment(offline=spec.offline)
@@ -94,7 +93,7 @@ def build(spec: BuildSpec) -> Built:
 
 
 def main(spec: BuildSpec) -> int:
-    """`python -m evaljobs build`: build, then write the outcome. Returns the exit status."""
+    """Run `python -m evaljobs build`: build, write the outcome, and return the exit status."""
     outcome: Built | Failed
     try:
         outcome = build(spec)
@@ -114,11 +113,11 @@ def main(spec: BuildSpec) -> int:
     return int(isinstance(outcome, Failed))
 
 
-# --- what is there -----------------------------------------------------------------------------------------------
+# --- existing sets --------------------------------------------------------------------------------------------------
 
 
 def read_requests(folder: Path) -> tuple[RequestsHead, list[Piece]]:
-    """Head and pieces of a request set."""
+    """Return the head and pieces of a request set."""
     with (folder / "requests").open("rb") as lines:
         head = decode_head(lines.readline())
         return head, list(decode_pieces(lines))
@@ -143,7 +142,7 @@ def add_batches(folder: Path, cut: str | int) -> None:
 
 
 def _sets_on_disk(folder: Path) -> dict[str, str] | None:
-    """Leaf task -> folder name, or None where a set is missing or its inputs differ now. `folder`'s name is a digest."""
+    """Return leaf task -> folder name, or None if a set is missing or its inputs have changed. `folder`'s name is a digest."""
     try:
         entry = read_record(entry_manifest(folder), EntryManifest)
         for name in entry.sets.values():
@@ -155,7 +154,7 @@ def _sets_on_disk(folder: Path) -> dict[str, str] | None:
 
 
 def drop(folder: str | Path) -> None:
-    """Drop an entry's request sets, since they turned out wrong: the next evaluation has them built again."""
+    """Drop an entry's request sets, which turned out to be wrong; the next evaluation rebuilds them."""
     entry_manifest(folder).unlink(missing_ok=True)
 
 
@@ -163,13 +162,13 @@ def drop(folder: str | Path) -> None:
 
 
 def _build_entry(spec: BuildSpec, work: WorkPaths) -> tuple[dict[str, str], str]:
-    """Leaf task -> folder name, and the name of the file with the rows that the build showed."""
+    """Return leaf task -> folder name, and the name of the file with the rows that the build used."""
     entry = spec.suite.tasks[spec.entry]
     named = source_files.named_by(spec.suite.include_path, entry.name, Digests(work.digests))
     if spec.source and named.key() != spec.source:
         raise OperatorError(
             f"the files of task {entry.name} changed after its evaluation was submitted: submit it again (`evalspan eval` "
-            "or `evalspan submit`); answers to prompts that are still the same are used again"
+            "or `evalspan submit`); answers to unchanged prompts are reused"
         )
     rows: dict[str, str] = {}
     try:
@@ -189,14 +188,14 @@ def _build_entry(spec: BuildSpec, work: WorkPaths) -> tuple[dict[str, str], str]
 
 
 def _run_entry(spec: BuildSpec, work: WorkPaths, rows: dict[str, str]) -> tuple[run.Tasks, Any]:
-    """The loaded tasks of an entry, with their instances, and the model that asked for them. `rows`: gets what was used."""
+    """Return an entry's tasks, with instances, and the model that requested them. `rows`: filled with the inputs used."""
     entry = spec.suite.tasks[spec.entry]
     places = (work.root, spec.model_dir)
     with shown_inputs.recorded(rows, leave_out=places):
         tasks = run.entry_tasks(
             spec.suite, entry, model=spec.model, model_dir=spec.model_dir, cache=work.cache
         )
-    rows.clear()  # lm-eval's index opens each YAML of include_path: it is of interest where that fails
+    rows.clear()  # lm-eval's index opens each YAML of include_path, which only matters if that fails
     lm = stub_model.model(spec.model_dir, spec.model)
 
     def on_load(name: str, task: Any) -> None:
@@ -206,20 +205,21 @@ def _run_entry(spec: BuildSpec, work: WorkPaths, rows: dict[str, str]) -> tuple[
     tasks.on_load = on_load
     try:
         if spec.suite.apply_chat_template:
-            lm.chat_template(spec.suite.apply_chat_template)  # ValueError for a name that the tokenizer lacks
+            # raises ValueError for a name that the tokenizer lacks
+            lm.chat_template(spec.suite.apply_chat_template)
         with shown_inputs.recorded(rows, leave_out=places):
             run.run_entry(lm, spec.suite, entry, tasks, seed_torch=True)
     except run.RequestsBuiltError:
         pass
     except JobError:
         raise
-    except ValueError as error:  # lm-eval refuses settings that exclude each other
+    except ValueError as error:  # lm-eval refuses mutually exclusive settings
         raise OperatorError(f"task {entry.name}: {one_line(error)}") from error
     return tasks, lm
 
 
 def _write_shown(spec: BuildSpec, tasks: Iterable[Any], rows: dict[str, str]) -> str:
-    """Write what the build used, with the engine's packages and the revisions of data sets and models. Returns the file's name."""
+    """Write what the build used, with packages and revisions of data sets and models, and return the file's name."""
     hub = {task_paths.source({**vars(t.config), "dataset_path": t.DATASET_PATH}).hub for t in tasks} - {""}
     rows |= shown_inputs.package_rows((*shown_inputs.ENGINES, spec.model.engine))
     rows |= shown_inputs.revision_rows(hub, "datasets")
@@ -235,7 +235,7 @@ def _write_set(spec: BuildSpec, lm: Any, name: str, task: Any, *, score_key: str
     judged = asks_judge(task)
     if judged and not spec.suite.tasks[spec.entry].judge:
         raise OperatorError(
-            f"task {name} asks a judge: say `judge = true` in its [[task]] of suite {spec.suite.name}"
+            f"task {name} asks a judge: set `judge = true` in its [[task]] of suite {spec.suite.name}"
         )
     head, pieces = describe_requests(lm, name, instances, conversations.follow_up_of(task))
     for why in _unanswerable(lm, task, head, pieces) if lm.backend == "causal" and not head.text else ():
@@ -270,7 +270,7 @@ def _write_set(spec: BuildSpec, lm: Any, name: str, task: Any, *, score_key: str
 
 
 def _unanswerable(lm: Any, task: Any, head: RequestsHead, pieces: Sequence[Piece]) -> Iterator[str]:
-    """Why lm-eval's hf class would refuse these requests wherever they are asked."""
+    """Yield why lm-eval's hf class would always refuse these requests."""
     from lm_eval.models.utils import normalize_gen_kwargs  # noqa: PLC0415
 
     most = head.max_length
@@ -282,7 +282,7 @@ def _unanswerable(lm: Any, task: Any, head: RequestsHead, pieces: Sequence[Piece
         if known["do_sample"] and known.get("temperature", 0.0) <= 0:
             yield "its generation_kwargs have do_sample: true and no temperature above 0"
     odd = [p for p in pieces if p.kind == "loglikelihood" and not 0 < len(p.continuation) <= most]
-    # of a group with one context lm-eval asks the first alone
+    # of a group with one context, lm-eval only runs the first
     key = (lambda p: (*p.context, *p.continuation[:-1])) if head.grouped else (lambda p: p.index)
     first = {key(p): p for p in reversed(pieces)} if odd else {}
     field = "doc_to_choice" if task.OUTPUT_TYPE == "multiple_choice" else "doc_to_target"
@@ -293,7 +293,7 @@ def _unanswerable(lm: Any, task: Any, head: RequestsHead, pieces: Sequence[Piece
 def describe_requests(
     lm: Any, name: str, instances: Sequence[Any], follow_up: str = ""
 ) -> tuple[RequestsHead, list[Piece]]:
-    """A leaf task's instances as pieces, cloned for repeats as lm-eval does. `follow_up`: as in the head."""
+    """Return a leaf task's instances as pieces, cloned for repeats like in lm-eval. `follow_up`: as in the head."""
     from lm_eval.models.utils import normalize_gen_kwargs  # noqa: PLC0415
 
     settings: list[dict[str, Any]] = []
@@ -336,7 +336,7 @@ def _forms(
     settings: list[dict[str, Any]],
     numbers: dict[str, int],
 ) -> Iterator[Piece]:
-    """The pieces of one instance; the caller sets their index."""
+    """Yield the pieces of one instance; the caller sets their index."""
     kind: Kind = instance.request_type
     document = int(instance.doc_id)
     make = functools.partial(Piece, kind=kind, index=0, document=document)
@@ -367,12 +367,12 @@ def _forms(
 
 
 def runs_programs(task: Any) -> bool:
-    """Whether a task's metric uses the code seam, or lm-eval marks the task as running code."""
+    """Return whether a task's metric uses the code seam, or lm-eval marks the task as running code."""
     return bool(getattr(task, "UNSAFE_CODE", False)) or any(hooks.uses_seam(f) for f in _scoring(task))
 
 
 def asks_judge(task: Any) -> bool:
-    """Whether a task's metric uses the judge seam."""
+    """Return whether a task's metric uses the judge seam."""
     return any(hooks.uses_seam(f, hooks.JUDGES) for f in _scoring(task))
 
 

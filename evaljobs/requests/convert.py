@@ -1,8 +1,8 @@
-"""The `convert` job: the operator's command makes a Hugging Face folder of a checkpoint.
+"""The `convert` job: the operator's command converts a checkpoint to a Hugging Face folder.
 
-Rule: the command writes to a folder of this attempt alone. It gets its final name only if the
-command's exit status is 0 and the source did not change meanwhile. A result that exists is used as
-it is; the coordinator checks it as a checkpoint. Called from `python -m evaljobs convert`.
+Rule: the command writes to a folder of this attempt, which gets its final name only if the command exits with 0 and the
+source has not changed meanwhile. An existing result is used as is; the coordinator checks it as a checkpoint. Called from
+`python -m evaljobs convert`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def main(spec: ConvertSpec) -> int:
-    """Convert once; writes `Converted` or `Failed`. The command's own output goes to the job's log."""
+    """Convert once, and write `Converted` or `Failed`. The command's own output goes to the job's log."""
     paths = EvaluationPaths(spec.evaluation_dir)
     started = time.monotonic()
     try:
@@ -42,7 +42,7 @@ def main(spec: ConvertSpec) -> int:
 
 
 def arguments(command: str, source: str, target: str) -> list[str]:
-    """The command's words, with `{src}` and `{dst}` filled in. No shell interprets them."""
+    """Return the command's words, with `{src}` and `{dst}` filled in. No shell interprets them."""
     return [word.replace("{src}", source).replace("{dst}", target) for word in shlex.split(command)]
 
 
@@ -97,15 +97,15 @@ def _run(argv: list[str], job: str) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     if status < 0:
-        raise RetryError(f"[checkpoint] convert: {argv[0]} was ended by signal {-status} (out of memory?)")
+        raise RetryError(f"[checkpoint] convert: {argv[0]} was killed by signal {-status} (out of memory?)")
     if status:
         raise OperatorError(
-            f"[checkpoint] convert: {argv[0]} ended with exit status {status}; its last words are in {job}'s log"
+            f"[checkpoint] convert: {argv[0]} exited with status {status}; see the end of {job}'s log"
         )
 
 
 def _date(folder: Path, mtime_ns: int) -> None:
-    """Give the result its source's date, so that a second conversion is the same checkpoint."""
+    """Give the result its source's mtime, so that a second conversion is the same checkpoint."""
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():
             os.utime(path, ns=(mtime_ns, mtime_ns))

@@ -1,9 +1,8 @@
 """Batches of fast mode: likelihoods as units, in which no token is computed twice.
 
-Rule: units are a pure function of a request set and a token budget. A unit is one forward pass. Its
-rows are tries: each token of a row attends to its ancestors, so requests that begin alike share the
-tokens of their beginning. Nothing crosses a unit but the task prefix, which is computed alone.
-Generation is cut by batch size, as in exact mode. Called from `requests.build`.
+Rule: units are a pure function of a request set and a token budget. A unit is one forward pass. Its rows are tries: each
+token of a row attends to its ancestors, so requests with a common beginning share its tokens. Only the task prefix, computed
+separately, is shared between units. Generation is cut by batch size, as in exact mode. Called from `requests.build`.
 """
 
 from __future__ import annotations
@@ -18,24 +17,24 @@ from evaljobs.contract.names import Cut
 from evaljobs.lmeval import tries
 from evaljobs.lmeval.batches import Batch, Chunk, Kind, Piece, RequestsHead, Unit, chunks, generations
 
-MIN_PREFIX = 16  # tokens that a task's requests share before they are worth a forward pass of their own
-# Tokens that a row holds where requests are shorter. Each token is compared with all places of its row, so
-# longer rows cost more; shorter ones leave more padding.
+MIN_PREFIX = 16  # tokens that a task's requests must share to justify a separate forward pass
+# Tokens per row for shorter requests. Each token is compared with all positions of its row, so longer rows cost more; shorter
+# ones leave more padding.
 FILLED_ROW = 512
-ROW_STRETCHES = (1.0, 1.5, 2.0)  # a row's tokens over those of the longest tree, in the order of trying
-LITTLE_PADDING = 0.02  # part of a unit's tokens; below it no longer rows are tried
-LONGEST_SHARED_ROW = 2048  # tokens of a tree of several requests, none of which is nearly as long
-BESIDES = 1.25  # a tree's tokens over those of a request that is nearly as long, whatever its length
-SHARE_ALWAYS = 0.25  # part of a request's tokens from which sharing them is worth a longer row
-SHARE_IN_FILLED = 0.05  # the same, where both fit into FILLED_ROW tokens
-# A unit holds keys and values of the task prefix once a row, which need less memory than a computed token.
+ROW_STRETCHES = (1.0, 1.5, 2.0)  # row lengths to try, relative to the longest tree
+LITTLE_PADDING = 0.02  # fraction of a unit's tokens below which no longer rows are tried
+LONGEST_SHARED_ROW = 2048  # tokens of a tree of several requests none of which is nearly as long
+BESIDES = 1.25  # largest ratio of a tree's tokens to a request of nearly the same length, at any length
+SHARE_ALWAYS = 0.25  # fraction of a request's tokens from which sharing justifies a longer row
+SHARE_IN_FILLED = 0.05  # the same, if both fit into FILLED_ROW tokens
+# A unit stores keys and values of the task prefix once per row, which need less memory than a computed token.
 KEPT_PER_COMPUTED = 4
 
 
 def cut_requests(head: RequestsHead, pieces: Sequence[Piece], cut: Cut) -> Iterator[Chunk]:
-    """All batches of a request set in one cut, in the order to run them.
+    """Yield all batches of a request set in one cut, in execution order.
 
-    Where the model class tokenises texts itself, there are no token ids to share: batch size decides.
+    If the model class tokenises texts itself, there are no token ids to share, and the batch size decides.
     """
     if cut.token_budget is None or head.text:
         yield from chunks(head, pieces, cut.batch_size)
@@ -53,21 +52,21 @@ def cut_requests(head: RequestsHead, pieces: Sequence[Piece], cut: Cut) -> Itera
 
 
 class Tree(NamedTuple):
-    """Requests that share beginnings, in the order of their tokens without the task prefix."""
+    """Requests that share beginnings, ordered by their tokens without the task prefix."""
 
     inputs: list[list[int]]
     pieces: list[Piece]
     tokens: int
 
     def joined(self, other: Tree, common: int) -> Tree:
-        """Both, where `other` follows and shares `common` tokens with this tree's last request."""
+        """Return both trees joined, if `other` follows and shares `common` tokens with this tree's last request."""
         return Tree(
             self.inputs + other.inputs, self.pieces + other.pieces, self.tokens + other.tokens - common
         )
 
 
 def task_prefix(inputs: Sequence[list[int]], scored: Sequence[int]) -> int:
-    """Tokens that all inputs share, before the first that any request scores; 0 below MIN_PREFIX.
+    """Count the tokens that all inputs share, before the first that any request scores; 0 below MIN_PREFIX.
 
     `scored`: the number of last tokens of each input after which a continuation's token is predicted.
     """
@@ -77,10 +76,9 @@ def task_prefix(inputs: Sequence[list[int]], scored: Sequence[int]) -> int:
 
 
 def trees(requests: Sequence[tuple[list[int], Piece]], budget: int) -> list[Tree]:
-    """Neighbours in token order, joined where the tokens that they share are worth a longer row.
+    """Join neighbours in token order if the tokens that they share justify a longer row.
 
-    A tree of several requests is at most about as large as the budget, so a smaller one makes smaller
-    units.
+    A tree of several requests is at most about as large as the budget, so a smaller budget makes smaller units.
     """
     single = [
         Tree([tokens], [piece], len(tokens))
@@ -92,9 +90,9 @@ def trees(requests: Sequence[tuple[list[int], Piece]], budget: int) -> list[Tree
 
 
 def _joined(found: Sequence[Tree], share: float, most: Callable[[Tree], int]) -> list[Tree]:
-    """Each tree joins the one before it if it shares this part of its first request's tokens with it.
+    """Join each tree to the previous one if it shares this fraction of its first request's tokens with it.
 
-    `most`: tokens of what a tree may join.
+    `most`: maximum tokens of a tree to join.
     """
     made: list[Tree] = []
     for tree in found:
@@ -108,9 +106,9 @@ def _joined(found: Sequence[Tree], share: float, most: Callable[[Tree], int]) ->
 
 
 def rows_of_a_unit(left: list[Tree], budget: int, prefix: int) -> tuple[list[list[Tree]], list[Tree]]:
-    """The rows of the next unit, and the trees that are left for later ones. `left`: longest first.
+    """Return the rows of the next unit, and the trees left for later ones. `left`: longest first.
 
-    Rows hold as many tokens as the longest tree, or more where that leaves less padding.
+    Rows hold as many tokens as the longest tree, or more if that leaves less padding.
     """
     longest = max(min(FILLED_ROW, budget), left[0].tokens)
     best: tuple[list[list[Tree]], list[Tree]] = ([left[:1]], left[1:])
@@ -135,7 +133,7 @@ def rows_of_a_unit(left: list[Tree], budget: int, prefix: int) -> tuple[list[lis
 
 
 def _spread(left: list[Tree], number: int, room: int) -> tuple[list[list[Tree]], list[Tree]]:
-    """Rows of at most `room` tokens and about equal length: the next tree that fits goes to the shortest row."""
+    """Fill rows of at most `room` tokens and about equal length: the next tree that fits goes to the shortest row."""
     made: list[list[Tree]] = [[] for _ in range(number)]
     loads = [(0, place) for place in range(number)]
     later: list[Tree] = []
@@ -153,7 +151,7 @@ def _spread(left: list[Tree], number: int, room: int) -> tuple[list[list[Tree]],
 
 
 def _units(pieces: Sequence[Piece], max_length: int, budget: int) -> Iterator[Chunk]:
-    """Requests that lm-eval would cut from the left share no beginning: their units have no prefix."""
+    """Yield all units. Requests that lm-eval would cut from the left share no beginning: their units have no prefix."""
     whole = [p for p in pieces if p.length <= max_length + 1]
     cut_off = [p for p in pieces if p.length > max_length + 1]
     for members in (cut_off, whole):
@@ -167,7 +165,7 @@ def _units(pieces: Sequence[Piece], max_length: int, budget: int) -> Iterator[Ch
 
 
 def _filled(found: Sequence[Tree], prefix: int, budget: int) -> Iterator[Chunk]:
-    """All units of these trees, longest first, and so are the rows of each."""
+    """Yield all units of these trees, longest first, with rows in the same order."""
     left = sorted(found, key=lambda tree: (-tree.tokens, tree.pieces[0].index))
     while left:
         made, left = rows_of_a_unit(left, budget, prefix)
@@ -182,7 +180,7 @@ def _filled(found: Sequence[Tree], prefix: int, budget: int) -> Iterator[Chunk]:
 
 
 def _windows(pieces: Sequence[Piece], max_length: int, budget: int) -> Iterator[Chunk]:
-    """Windows of rolling likelihoods, longest first; each predicts all its tokens, so they share none."""
+    """Yield windows of rolling likelihoods, longest first; each predicts all its tokens, so they share none."""
     ordered = sorted(pieces, key=lambda p: (-p.length, p.index, p.window))
     at = 0
     while at < len(ordered):

@@ -19,7 +19,7 @@ from evaljobs.sandbox.run import run_programs
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status."""
+    """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(
         prog="sandbox", description="Run untrusted programs, one JSON object a line."
     )

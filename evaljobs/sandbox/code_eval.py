@@ -19,7 +19,7 @@ CodeEvalResults = dict[int, list[tuple[int, dict[str, Any]]]]
 
 @dataclass(frozen=True, slots=True)
 class CodeEval:
-    """`run` takes the distinct programs of a call and returns their verdicts, in the same order."""
+    """The metric. `run` takes the distinct programs of a call and returns their verdicts, in the same order."""
 
     run: Callable[[list[Program]], Iterable[Verdict]]
 
@@ -31,12 +31,11 @@ class CodeEval:
         num_workers: int = 4,  # noqa: ARG002  (part of the interface; the runner decides)
         timeout: float = 3.0,
     ) -> tuple[dict[str, Any], CodeEvalResults]:
-        """pass@k of the candidates against their tests, and each candidate's result.
+        """Compute pass@k of the candidates against their tests, and each candidate's result.
 
-        `references[i]` is test text that runs after each of `predictions[i]`, whole programs;
-        `timeout` is seconds a candidate. Returns ({"pass@k": mean over tasks}, for each k that all
-        tasks have samples for) and {task: [(candidate, {"task_id", "passed", "result",
-        "completion_id"})]}.
+        `references[i]` is test text that runs after each of `predictions[i]`, whole programs; `timeout` is seconds per
+        candidate. Returns ({"pass@k": mean over tasks}, for each k that all tasks have samples for) and {task: [(candidate,
+        {"task_id", "passed", "result", "completion_id"})]}.
         """
         tasks = [
             [plain_program(candidate, test, timeout) for candidate in texts]
@@ -62,13 +61,13 @@ def _record(task: int, number: int, verdict: Verdict) -> dict[str, Any]:
 
 
 def plain_program(candidate: str, reference: str, timeout: float = 3.0) -> Program:
-    """A candidate and the test text that runs after it, under their key."""
+    """Return a candidate and the test text that runs after it, under their key."""
     key = program_key(candidate, reference, timeout)
     return Program(id=key, code=candidate, test=reference, timeout_seconds=timeout)
 
 
 def pass_at_k(results: CodeEvalResults, k: Sequence[int]) -> dict[str, Any]:
-    """{"pass@k": mean over tasks} for each k that every task has as many samples for."""
+    """Return {"pass@k": mean over tasks} for each k for which every task has enough samples."""
     import numpy as np  # noqa: PLC0415  (the sandbox itself needs the standard library alone)
 
     tasks = [results[task] for task in sorted(results)]
@@ -82,7 +81,7 @@ def pass_at_k(results: CodeEvalResults, k: Sequence[int]) -> dict[str, Any]:
 
 
 def estimate_pass_at_k(num_samples: Any, num_correct: Any, k: int) -> Any:
-    """Unbiased pass@k of each task, 1 - C(n-c, k) / C(n, k) (Chen et al. 2021, arXiv:2107.03374).
+    """Return the unbiased pass@k of each task, 1 - C(n-c, k) / C(n, k) (Chen et al. 2021, arXiv:2107.03374).
 
     Operations are in the order of evaluate's code, so that the last digit agrees.
     """

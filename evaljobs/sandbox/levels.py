@@ -1,8 +1,7 @@
-"""Finds which isolation holds on this machine by trying to escape from it.
+"""Finds the isolation levels that work on this machine by trying to escape from them.
 
-Rule: a level holds if the program `_ESCAPES` finds no way out, a right program passes and a wrong
-one fails. Versions and installed packages are not evidence. Each level is tried once per process.
-Called from `run` and `evalspan doctor`.
+Rule: a level holds if the program `_ESCAPES` finds no way out, a right program passes and a wrong one fails. Versions and
+installed packages are not evidence. Each level is tried once per process. Called from `run` and `evalspan doctor`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from evaljobs.sandbox.records import Level, Program, SandboxUnavailableError
 
 _ORDER: Final = (Level.NAMESPACES, Level.LANDLOCK, Level.RLIMITS)
 
-# Runs inside; returns the ways out that it found.
+# Runs inside and returns the ways out that it found.
 _ESCAPES: Final = """
 def ways_out(spec):
     import os, socket, resource, ctypes
@@ -80,22 +79,22 @@ class LevelReport:
 
 
 def probe_levels() -> tuple[LevelReport, ...]:
-    """All levels, best first, with whether each holds. Takes about a second the first time."""
+    """Return all levels, best first, with whether each holds. Takes about a second the first time."""
     return tuple(probe(level) for level in _ORDER)
 
 
 def best_level() -> Level:
-    """The best level that holds; RLIMITS, which is unsafe, if no other does."""
+    """Return the best level that holds; RLIMITS, which is unsafe, if no other does."""
     return next((level for level in _ORDER[:-1] if probe(level).holds), Level.RLIMITS)
 
 
 def choose(level: Level | None, *, allow_unsafe: bool) -> Level:
-    """The level to use; SandboxUnavailableError with the reason if it may not be used."""
+    """Return the level to use. Raise SandboxUnavailableError with the reason if it may not be used."""
     chosen = best_level() if level is None else Level(level)
     if chosen is Level.RLIMITS and not allow_unsafe:
         why = "; ".join(f"{r.level}: {r.reason}" for r in map(probe, _ORDER[:-1]) if not r.holds)
         raise SandboxUnavailableError(
-            "resource limits alone do not hold hostile programs"
+            "resource limits alone do not contain hostile programs"
             + (f" ({why})" if why else "")
             + ": set [metric] allow_unsafe = true (here: --allow-unsafe) to use them"
         )
@@ -107,10 +106,10 @@ def choose(level: Level | None, *, allow_unsafe: bool) -> Level:
 
 @functools.cache
 def probe(level: Level) -> LevelReport:
-    """Whether one level holds here, tried once per process."""
+    """Return whether one level holds here, tried once per process."""
     try:
         with _bait() as spec:
-            # Resource limits are not tried: they do not hold, and an escape would be a real one.
+            # Resource limits are not tried: they do not contain programs, and an escape would be a real one.
             programs = _programs(spec)[1:] if level is Level.RLIMITS else _programs(spec)
             *escapes, right, wrong = run_on(level, programs, 1)
     except SandboxUnavailableError as error:
@@ -123,7 +122,7 @@ def probe(level: Level) -> LevelReport:
     return LevelReport(
         level=level,
         holds=True,
-        reason="resource limits hold no hostile program" if level is Level.RLIMITS else "",
+        reason="resource limits do not contain hostile programs" if level is Level.RLIMITS else "",
     )
 
 
@@ -139,7 +138,7 @@ def _programs(spec: Mapping[str, Any]) -> list[Program]:
 
 @contextlib.contextmanager
 def _bait() -> Iterator[dict[str, Any]]:
-    """Targets that a program must not reach: file, folder, sockets, process, variable."""
+    """Provide targets that a program must not reach: file, folder, sockets, process, variable."""
     # File /tmp/evalspan-probe-RANDOM/…: a look at what the sandbox can do here | a metric worker | within seconds
     with tempfile.TemporaryDirectory(prefix="evalspan-probe-") as folder, contextlib.ExitStack() as stack:
         Path(folder).chmod(0o755)

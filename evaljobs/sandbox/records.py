@@ -58,7 +58,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The result of a program. `isolation` is the level, or "none" where the program did not run."""
+    """The result of a program. `isolation` is the level, or "none" if the program did not run."""
 
     id: str
     verdict: str
@@ -67,7 +67,7 @@ class Verdict:
     reason: str = ""
 
     def line(self) -> str:
-        """The verdict as one line of JSON, without its line end."""
+        """Return the verdict as one line of JSON, without its line end."""
         return json.dumps(asdict(self))
 
 
@@ -82,12 +82,12 @@ class Job:
 
 
 def refused(program_id: str, reason: str) -> Verdict:
-    """The verdict of a program that was not run."""
+    """Return the verdict of a program that was not run."""
     return Verdict(id=program_id, verdict="refused", seconds=0.0, isolation="none", reason=reason[:400])
 
 
 def program_key(candidate: str, reference: str, timeout: float) -> str:
-    """64 hex digits of a candidate, its test and its limit: equal runs have equal keys."""
+    """Return 64 hex digits of a candidate, its test and its limit: equal runs have equal keys."""
     parts = json.dumps(["evalspan-program-2", candidate, reference, float(timeout)])
     return hashlib.sha256(parts.encode()).hexdigest()
 
@@ -96,7 +96,7 @@ def program_key(candidate: str, reference: str, timeout: float) -> str:
 
 
 def problem(program: Program) -> str | None:
-    """The fault of a program's record, None if it has none."""
+    """Return the fault of a program's record, or None."""
     if (program.test is None) == (program.test_list is None) or isinstance(program.test_list, str):
         return "either test or test_list (a list of texts) is needed"
     if program.entry_point is not None and (program.test is None or not program.entry_point.isidentifier()):
@@ -109,7 +109,7 @@ def problem(program: Program) -> str | None:
 
 
 def job_of(program: Program) -> Job:
-    """Return the run that gives the program's verdict. ValueError for a bad record."""
+    """Return the run that gives the program's verdict. Raise ValueError for a bad record."""
     if wrong := problem(program):
         raise ValueError(wrong)
     source = program.prompt + program.completion + program.code
@@ -132,7 +132,7 @@ def job_of(program: Program) -> Job:
 
 
 def parse_line(line: bytes, number: int) -> Program | Verdict:
-    """One line of a file of programs (UTF-8 JSON; null for a field that is not there), or a refused Verdict."""
+    """Parse one line of a file of programs (UTF-8 JSON; null for a missing field), or return a refused Verdict."""
     name = f"line-{number}"
     try:
         record: dict[str, Any] = {
@@ -145,5 +145,5 @@ def parse_line(line: bytes, number: int) -> Program | Verdict:
         program = Program(**{**{key: record[key] for key in known}, "id": name})
         wrong = problem(program)
     except (ValueError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        return refused(name, f"no program: {error or type(error).__name__}")
+        return refused(name, f"not a program: {error or type(error).__name__}")
     return refused(name, wrong) if wrong else program

@@ -1,4 +1,4 @@
-"""Runs many programs on the level that holds here. Called from `__main__` and `scoring`."""
+"""Runs many programs at the best isolation level that works here. Called from `__main__` and `scoring`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""lm-eval's bootstrap of a standard error, on all cores of the job, repeated values once.
+"""lm-eval's bootstrap of a standard error, on all cores of the job, with repeated values computed once.
 
-Rule: the values equal lm-eval's to the last digit: the same chunks of draws from the same seeds
-(lm_eval.api.metrics, `_bootstrap_internal`), the same statistic, in the same order. A metric of a
-confusion matrix depends only on how often each (gold, predicted) pair was drawn, so it is computed
-once per such count. Called from `score`.
+Rule: the values equal lm-eval's to the last digit: the same chunks of draws from the same seeds (lm_eval.api.metrics,
+`_bootstrap_internal`), the same statistic, in the same order. A metric of a confusion matrix only depends on how often each
+(gold, predicted) pair was drawn, so it is computed once per such count. Called from `score`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Statistic = Callable[[Sequence[Any]], float]
 
 
 def replicates(statistic: Statistic, values: Sequence[Any], draws: int, cores: int) -> list[float]:
-    """The statistic of `draws` resamples (whole chunks of them), chunk after chunk."""
+    """Return the statistic of `draws` resamples (in whole chunks), chunk by chunk."""
     size = min(CHUNK, draws)
     chunks = range(draws // size)
     resampled = _resampled(statistic, values, size)
@@ -38,7 +37,7 @@ def replicates(statistic: Statistic, values: Sequence[Any], draws: int, cores: i
 
 
 def _resampled(statistic: Statistic, values: Sequence[Any], size: int) -> Callable[[int], list[float]]:
-    """Computes a chunk's resamples from its number, which is the seed."""
+    """Return a function that computes a chunk's resamples from its number, which is the seed."""
     if getattr(statistic, "__name__", "") in BY_COUNTS and all(isinstance(v, Hashable) for v in values):
         kinds = list(dict.fromkeys(values))
         statistic = _of_counts(statistic, kinds)
@@ -53,7 +52,7 @@ def _resampled(statistic: Statistic, values: Sequence[Any], size: int) -> Callab
 
 
 def _of_counts(statistic: Statistic, kinds: Sequence[Any]) -> Statistic:
-    """The statistic of drawn positions in `kinds`, computed once per count of each."""
+    """Return the statistic of drawn positions in `kinds`, computed once per count of each."""
     known: dict[tuple[int, ...], float] = {}
 
     def of_counts(drawn: Sequence[int]) -> float:
@@ -82,7 +81,7 @@ def _chunk(number: int) -> list[float]:
 
 @contextlib.contextmanager
 def in_lm_eval() -> Iterator[None]:
-    """Replace lm-eval's bootstrap by this one inside the block."""
+    """Replace lm-eval's bootstrap by this one within the context."""
     from lm_eval.api import metrics  # noqa: PLC0415
 
     def bootstrap_stderr(f: Statistic, xs: Sequence[Any], iters: int) -> float:

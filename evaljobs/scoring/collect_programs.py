@@ -23,7 +23,7 @@ from evaljobs.scoring.item_deadlines import Items
 
 @dataclass(slots=True)
 class Recorded:
-    """Programs by key, asks by document, and the documents whose metric raised, with the reason."""
+    """Programs by key, asks by document, and documents whose metric raised, with the reason."""
 
     programs: dict[str, Program] = field(default_factory=dict)
     asks: dict[str, list[Ask]] = field(default_factory=dict)
@@ -44,8 +44,8 @@ def record_programs(
 ) -> Recorded:
     """Run a task's filters and metric on its answers, and record the programs and asks.
 
-    Filters see the given documents alone. One that looks across documents may later need other
-    programs; the score runs those.
+    Filters only see the given documents. One that looks across documents may later need other programs; the score job runs
+    those.
     """
     if instances_digest(task.instances, leaf.head.follow_up) != leaf.head.digests:
         raise replay_model.OtherPromptsError(leaf.head.task, "it asks other prompts than those answered")
@@ -77,7 +77,7 @@ def record_programs(
 
 
 def _answered(task: Any, leaf: replay_model.Answers, documents: Collection[int]) -> dict[int, list[Any]]:
-    """The given documents' instances with their responses, by document in build order."""
+    """Return the given documents' instances with their responses, by document in build order."""
     chosen: dict[int, list[Any]] = {}
     index = 0
     for instance in task.instances:

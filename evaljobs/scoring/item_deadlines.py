@@ -1,10 +1,9 @@
 """Runs one item's metric at a time, with a deadline and a note on disk of the current item.
 
-Rule: an item has no score if its metric exceeds the deadline, or if two processes died while it
-ran. Its metric is not run again, it counts in no mean, and it is named with the reason. Every other
-item's value is lm-eval's. A task of which no item is left has no score. A metric that no signal
-interrupts (one long call into C) is ended from outside, by the process that reads the note
-(`Watch`). Called from `score`, `collect_programs` and `worker`.
+Rule: an item has no score if its metric exceeds the deadline, or if two processes died while it ran. Its metric is then not
+run again, it counts in no mean, and it is named with the reason. Every other item's value is lm-eval's. A task without any
+item left has no score. A metric that no signal can interrupt (one long call into C) is killed from outside, by the process
+that reads the note (`Watch`). Called from `score`, `collect_programs` and `worker`.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ NOTE_BYTES: Final = 512
 
 
 class ItemTimeoutError(BaseException):
-    """An item's deadline. A BaseException: metrics catch Exception and return a value of their own."""
+    """An item's deadline. A BaseException, since metrics catch Exception and return a value of their own."""
 
 
 def note_file(spec: ExecuteSpec | ScoreSpec) -> Path:
-    """A job's note: its current item, then the items of deaths. Tries of a score share one."""
+    """Return a job's note: its current item, then the items of deaths. Attempts at a score share one."""
     job = spec.name if isinstance(spec, ExecuteSpec) else "score"
     # File WORK_DIR/ID/verdicts/ENTRY-JOB.hand: the item that a metric worker runs, should it kill the process | a metric
     # worker | archived; `prune --keep scores`
@@ -53,7 +52,7 @@ def _parse(note: bytes) -> Item | None:
 
 
 def _deaths(file: Path) -> Counter[Item]:
-    """Items on which processes died, from the lines of a note."""
+    """Return items on which processes died, from the lines of a note."""
     try:
         lines = file.read_bytes()[NOTE_BYTES:].splitlines()
     except FileNotFoundError:
@@ -62,7 +61,7 @@ def _deaths(file: Path) -> Counter[Item]:
 
 
 class Items:
-    """The items of one metric job. A context manager: inside it this process writes the note.
+    """The items of one metric job. As a context manager: within it this process writes the note.
 
     `_seconds`: deadline of one item's metric. `failed`: items without a score, with the reason.
     """
@@ -114,10 +113,10 @@ class Items:
             os.pwrite(self._note, note.ljust(NOTE_BYTES), 0)
 
     def value(self, item: Item, metric: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
-        """The item's metrics, or an empty mapping (`failed` has the reason)."""
+        """Return the item's metrics, or an empty mapping (with the reason in `failed`)."""
         if self._deaths[item] >= MAX_DEATHS:
             self.failed[item] = (
-                f"its metric was at work when {MAX_DEATHS} processes died: it is not run again"
+                f"its metric was running when {MAX_DEATHS} processes died, so it is not run again"
             )
         if item in self.failed:
             return {}
@@ -132,7 +131,7 @@ class Items:
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
-        """Inside an item's metric: work of no item, with its own deadlines (the sandbox's)."""
+        """Mark work within an item's metric that belongs to no item and has its own deadlines (the sandbox's)."""
         before = os.pread(self._note, NOTE_BYTES, 0) if self._note >= 0 else b""
         self.clear()
         with _deadline(None):
@@ -160,7 +159,7 @@ class Items:
         task.doc_iterator, task.process_results = doc_iterator, process_results
 
     def reasons(self) -> dict[str, str]:
-        """`failed` in the form of an outcome: "task document" -> reason."""
+        """Return `failed` in the form of an outcome: "task document" -> reason."""
         return {f"{task} {document}": why for (task, document), why in sorted(self.failed.items())}
 
 
@@ -178,7 +177,7 @@ def _deadline(seconds: float | None) -> Iterator[None]:
     finally:
         try:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
-        finally:  # the deadline may come in this moment
+        finally:  # the deadline may expire at this moment
             signal.signal(signal.SIGALRM, before)
             if left:
                 signal.setitimer(signal.ITIMER_REAL, max(0.001, left - (time.monotonic() - started)))
@@ -197,7 +196,7 @@ class Watch:
         self._seen: tuple[bytes, float] = (b"", 0.0)
 
     def overdue(self, now: float) -> str:
-        """The item that is current for too long, else "". `now`: seconds of a monotonic clock."""
+        """Return the item that has been current for too long, otherwise "". `now`: seconds of a monotonic clock."""
         try:
             with self._file.open("rb") as file:
                 note = file.read(NOTE_BYTES)

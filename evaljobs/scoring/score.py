@@ -1,10 +1,10 @@
 """The metric jobs `execute` and `score`: verdicts, judgements and scores from dumped responses.
 
-Rule: a score is lm-eval's own run with a replaying model, so filters, metrics, aggregation and
-bootstrap are lm-eval's code. `execute` jobs have the sandbox run programs, and `judges` send asks, while
-GPUs go on; the `score` takes verdicts and judgements from disk, where they are kept by content, inside
-lm-eval's run. A job builds its task once. An item whose metric hangs or kills its process has no score
-(`item_deadlines`). Imports no torch. Called from `worker` and `python -m evaljobs`.
+Rule: a score is lm-eval's own run with a replaying model, so filters, metrics, aggregation and bootstrap are lm-eval's code.
+`execute` jobs have the sandbox run programs, and `judges` send asks, while GPUs keep working; the `score` job reads verdicts
+and judgements from disk, where they are stored by content, inside lm-eval's run. A job builds its task once. An item whose
+metric hangs or kills its process has no score (`item_deadlines`). Imports no torch. Called from `worker` and `python -m
+evaljobs`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from evaljobs.secret_values import hidden
 
 log = logging.getLogger(__name__)
 
-# Parts of lm-eval's results in a score file: without samples and the description of the machine.
+# Parts of lm-eval's results in a score file, without samples and the description of the machine.
 PARTS = (*BY_NAME, "config")
 
 
@@ -57,7 +57,7 @@ def warm() -> None:
 
 
 def main(spec: ExecuteSpec | ScoreSpec) -> int:
-    """`python -m evaljobs execute` and `score`. Returns the exit status."""
+    """Run `python -m evaljobs execute` and `score`, and return the exit status."""
     return int(isinstance(perform(spec), Failed))
 
 
@@ -89,9 +89,9 @@ def perform(spec: ExecuteSpec | ScoreSpec) -> Executed | Scored | Failed:
 
 
 def execute(spec: ExecuteSpec) -> Executed:
-    """Run the programs of whole documents, or ask the judge about them, and keep the results.
+    """Run the programs of whole documents, or ask the judge about them, and store the results.
 
-    Raises JobError, or what the task raises.
+    Raises JobError, or whatever the task raises.
     """
     with Items(spec) as items:
         started = time.monotonic()
@@ -123,7 +123,7 @@ def execute(spec: ExecuteSpec) -> Executed:
 def score(spec: ScoreSpec) -> Scored:
     """Score one suite entry from its responses, and write its results and samples.
 
-    Raises ReplayError where a response is missing or prompts changed; then nothing is written.
+    Raises ReplayError if a response is missing or prompts changed; then nothing is written.
     """
     started = time.monotonic()
     paths = EvaluationPaths(spec.evaluation_dir)
@@ -139,7 +139,7 @@ def score(spec: ScoreSpec) -> Scored:
         }
         for leaf in leaves.values():
             replay_model.check_whole(leaf.head, leaf.answers)
-        # before the recording: lm-eval's index opens each YAML of include_path
+        # before recording, since lm-eval's index opens each YAML of include_path
         tasks = run.entry_tasks(
             spec.suite, entry, model=spec.model, model_dir=spec.model_dir, cache=work.cache
         )
@@ -148,7 +148,7 @@ def score(spec: ScoreSpec) -> Scored:
             results = _results(spec, leaves, tasks, found, items)
         _check_shown(spec)
     named = source_files.named_by(spec.suite.include_path, entry.name, source_files.Digests(work.digests))
-    # the score key holds these, and knows a comment from code
+    # the score key covers these, and tells a comment from code
     counted = {os.path.realpath(p) for p in (*source_files.task_modules(built), *named.yamls, *named.data)}
     rows = {path: digest for path, digest in rows.items() if os.path.realpath(path) not in counted}
     return Scored(
@@ -163,7 +163,7 @@ def score(spec: ScoreSpec) -> Scored:
 
 
 class _Found:
-    """Verdicts and judgements on disk for the metrics of an entry; missing ones are run and asked for now."""
+    """Verdicts and judgements on disk for the metrics of an entry; missing ones are run and requested now."""
 
     def __init__(self, spec: ScoreSpec, items: Items) -> None:
         self._spec = spec
@@ -197,7 +197,7 @@ def _results(
     found: _Found,
     items: Items,
 ) -> dict[str, Any]:
-    """lm-eval's own results of the entry, from these answers. OtherPromptsError where it asks for other tasks."""
+    """Return lm-eval's own results of the entry from these answers. Raise OtherPromptsError if it requests other tasks."""
     tasks.on_load = items.guard
     compute = CodeEval(found.verdicts).compute
 
@@ -207,7 +207,7 @@ def _results(
     with (
         hooks.SEAM.answering(compute_when_loaded),
         hooks.JUDGES.answering(found.replies),
-        bootstrap.in_lm_eval(),  # lm-eval's own uses every CPU of the node, not those of the job
+        bootstrap.in_lm_eval(),  # lm-eval's own uses every CPU of the node, not only the job's
     ):
         results = run.run_entry(
             _replay(spec, leaves),
@@ -223,10 +223,10 @@ def _results(
 
 
 def _check_shown(spec: ScoreSpec) -> set[str]:
-    """Paths of what the build used. OperatorError where one of its files differs now.
+    """Return paths that the build used. Raise OperatorError if one of its files has changed.
 
-    Packages do not count, since this job shows its own, nor files that are not here: the build may have read them in its
-    node's temporary folder.
+    Packages do not count, since this job records its own, nor files missing here: the build may have read them in its node's
+    temporary folder.
     """
     built = set[str]()
     sets = {Path(folder).parent: folder for folder in spec.request_sets.values()}  # leaf tasks of one build
@@ -238,7 +238,7 @@ def _check_shown(spec: ScoreSpec) -> set[str]:
         if differing := shown_inputs.changed(files):
             raise OperatorError(
                 f"{shown_inputs.in_words(differing[0])} changed since the requests of {spec.suite.tasks[spec.entry].name} "
-                "were built: type the same command; answers to requests that are still the same are used again"
+                "were built: run the same command again; answers to unchanged requests are reused"
             )
     return built
 
@@ -246,7 +246,7 @@ def _check_shown(spec: ScoreSpec) -> set[str]:
 def _write(
     paths: EvaluationPaths, spec: ScoreSpec, results: Mapping[str, Any], rows: Mapping[str, str]
 ) -> Path:
-    """Write samples and columns, then the score file: where it exists, all are whole. `rows`: what the scoring showed."""
+    """Write samples and columns, then the score file, which marks all as complete. `rows`: inputs of the scoring."""
     from lm_eval.utils import handle_non_serializable  # noqa: PLC0415
 
     cluster = spec.suite.tasks[spec.entry].cluster
@@ -259,7 +259,7 @@ def _write(
         signals[task] = means(columns) | {"chance": chance_of(samples)}
     write_atomic(paths.columns(spec.entry), packed(parts))
     kept = {part: results[part] for part in PARTS if part in results}
-    # a task's YAML may hold the token of its data set
+    # a task's YAML may contain the token of its data set
     kept["configs"] = reproducible(hidden(results["configs"]))
     kept["config"] = {
         **results["config"],
@@ -279,7 +279,7 @@ def _write(
 
 
 def reproducible(configs: Any) -> Any:
-    """Tasks' configs as JSON values, a function without source by its name: its address differs from run to run."""
+    """Return tasks' configs as JSON values, functions without source by name, since their address differs from run to run."""
     from lm_eval.utils import handle_non_serializable  # noqa: PLC0415
 
     text = json.dumps(configs, default=handle_non_serializable, ensure_ascii=False)
@@ -287,7 +287,7 @@ def reproducible(configs: Any) -> Any:
 
 
 def _sample(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of samples_*.jsonl as lm-eval's EvaluationTracker.save_results_samples writes it."""
+    """Return a line of samples_*.jsonl like lm-eval's EvaluationTracker.save_results_samples."""
     from lm_eval.utils import sanitize_list  # noqa: PLC0415
 
     line = dict(sample)
@@ -302,10 +302,9 @@ def _sample(sample: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Verdicts:
-    """Verdicts of some leaf tasks by program key: each program is run once, whichever job needs it.
+    """Verdicts of some leaf tasks by program key: each program runs once, whichever job needs it.
 
-    A job writes its verdicts, a line each, to its own file before it uses them; it reads the files of
-    all jobs.
+    A job writes its verdicts, one per line, to its own file before it uses them; it reads the files of all jobs.
     """
 
     def __init__(self, tasks: Sequence[str], spec: ExecuteSpec | ScoreSpec) -> None:
@@ -323,7 +322,7 @@ class Verdicts:
                     self._written = {verdict.id: verdict for verdict in found}
 
     def run_missing(self, programs: Iterable[Program]) -> int:
-        """Run the programs that have no verdict yet, in parallel; returns how many."""
+        """Run the programs that have no verdict yet, in parallel, and return how many."""
         most = self._spec.item_seconds
         missing = [
             replace(program, timeout_seconds=min(program.timeout_seconds, most))
@@ -359,7 +358,7 @@ def _replay(spec: ExecuteSpec | ScoreSpec, leaves: Mapping[str, replay_model.Ans
 
 
 def _built_task(spec: ExecuteSpec) -> Any:
-    """The leaf task with its instances, built as for the request set; no answers or scores."""
+    """Return the leaf task with its instances, built as for the request set, without answers or scores."""
     quiet_environment(offline=True)
     entry = spec.suite.tasks[spec.entry]
     cache = WorkPaths(EvaluationPaths(spec.evaluation_dir).root.parent).cache

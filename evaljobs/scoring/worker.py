@@ -1,9 +1,9 @@
-"""Metric workers: RQ workers that run `execute` and `score` jobs and nothing else, and the command that starts them.
+"""Metric workers: RQ workers that only run `execute` and `score` jobs, and the command that starts them.
 
-Rule: what a job runs is `run_spec` on a spec file of this user. Outcomes are files, and a job whose outcome is on disk
-returns at once, so a job may run any number of times. The supervisor imports lm-eval once and runs no job, so that no
-job can end it; it forks the worker, which forks the work-horses. A work-horse survives an absence of Redis. The password
-is read from the address file and is on no command line.
+Rule: a job runs `run_spec` on a spec file of this user. Outcomes are files, and a job whose outcome is on disk returns at
+once, so a job may run any number of times. The supervisor imports lm-eval once and runs no job, so that no job can kill it;
+it forks the worker, which forks the work-horses. A work-horse survives an outage of Redis. The password is read from the
+address file and is on no command line.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ log = logging.getLogger(__name__)
 AWAY = (redis.ConnectionError, redis.TimeoutError)
 JUDGE_SECONDS = 24 * 3600  # deadline of a job that asks a judge
 HEARTBEAT_SECONDS = 2  # between two signs of a busy worker
-HEARTBEAT_TTL = 8  # after its worker's last sign, for which a job counts as running
+HEARTBEAT_TTL = 8  # how long a job counts as running after its worker's last sign
 POLL_SECONDS = 0.2  # between two looks at the worker
 REDIS_SECONDS = 2.0  # between two calls of Redis
-# that a running job has to finish, of the 30 s that Slurm leaves between SIGTERM and SIGKILL
+# for a running job to finish, within the 30 s between Slurm's SIGTERM and SIGKILL
 FINISH_SECONDS = 15.0
-DROP_SECONDS = 5.0  # that a worker then has to drop its job, before SIGKILL
-SHORT_LIFE_SECONDS = 5.0  # a worker that lived no longer than this is replaced after a pause
+DROP_SECONDS = 5.0  # for a worker to drop its job then, before SIGKILL
+SHORT_LIFE_SECONDS = 5.0  # a worker that lived no longer is replaced after a pause
 PAUSE_SECONDS = 1.0
 MUTE_RENEWALS = 4  # of the coordinator's lease, one every 30 s, without an answer of its Redis
-BLOCK_SECONDS = 5  # that an idle worker waits in Redis for a job
+BLOCK_SECONDS = 5  # how long an idle worker waits in Redis for a job
 OUT_OF_MEMORY = (
     "the kernel ended its process for lack of memory: its job had {} MB; set [metric] memory_mb = {}"
 )
@@ -68,7 +68,7 @@ OUT_OF_MEMORY = (
 
 
 def read_spec(path: str) -> ExecuteSpec | ScoreSpec:
-    """The spec of a metric job. ValueError where it is none."""
+    """Read the spec of a metric job. Raise ValueError for any other."""
     spec = SPEC.validate_json(Path(path).read_bytes())
     if not isinstance(spec, (ExecuteSpec, ScoreSpec)):
         raise ValueError(f"{path} is a {spec.kind} spec")  # noqa: TRY004 (as of another version)
@@ -76,10 +76,10 @@ def read_spec(path: str) -> ExecuteSpec | ScoreSpec:
 
 
 def deadline_seconds(spec: ExecuteSpec | ScoreSpec) -> int:
-    """Seconds after which a work-horse is ended: far more than a sound job takes.
+    """Return the seconds after which a work-horse is killed: far more than a valid job takes.
 
-    Items have deadlines of their own (`item_seconds`), and run in parallel. A judge's requests have them too, but wait
-    for the one job that asks at a time.
+    Items have deadlines of their own (`item_seconds`), and run in parallel. A judge's requests also have them, but only one
+    job sends requests at a time.
     """
     if spec.judge is not None:
         return JUDGE_SECONDS
@@ -89,7 +89,7 @@ def deadline_seconds(spec: ExecuteSpec | ScoreSpec) -> int:
 
 
 def outcome_on_disk(spec: ExecuteSpec | ScoreSpec) -> str | None:
-    """The kind of outcome that the job has left already."""
+    """Return the kind of outcome that the job has already left."""
     paths = EvaluationPaths(spec.evaluation_dir)
     kinds = ("executed" if isinstance(spec, ExecuteSpec) else "scored", "failed")
     return next((kind for kind in kinds if paths.outcome(kind, spec.name).exists()), None)
@@ -98,7 +98,7 @@ def outcome_on_disk(spec: ExecuteSpec | ScoreSpec) -> str | None:
 def leave_failed(
     spec: ExecuteSpec | ScoreSpec, *, error: str, detail: str = "", memory_mb: int | None = None
 ) -> None:
-    """Write a failed outcome, unless the job has an outcome. `memory_mb`: as of `Failed`."""
+    """Write a failed outcome, unless the job has an outcome. `memory_mb`: as in `Failed`."""
     if outcome_on_disk(spec) is not None:
         return
     failed = Failed(
@@ -115,14 +115,14 @@ def leave_failed(
 
 
 def run_spec(spec: ExecuteSpec | ScoreSpec) -> str:
-    """Run a metric job; returns the kind of outcome that is on disk now. OSError where storage is away."""
+    """Run a metric job and return the kind of outcome that is now on disk. Raise OSError if storage is unavailable."""
     there = outcome_on_disk(spec)
     if there is not None:
         return there
     try:
-        metric = importlib.import_module("evaljobs.scoring.score")  # the supervisor has imported it already
+        metric = importlib.import_module("evaljobs.scoring.score")  # already imported by the supervisor
         return str(metric.perform(spec).kind)
-    except Exception as error:  # the job's deadline, or an import: whatever it is, the outcome says so
+    except Exception as error:  # the job's deadline, or an import: the outcome reports any error
         if isinstance(error, OSError) and error.errno in STORAGE_AWAY:
             raise
         log.exception("%s", spec.name)
@@ -134,7 +134,7 @@ def run_spec(spec: ExecuteSpec | ScoreSpec) -> str:
 
 
 class MetricJob(Job):  # type: ignore[misc]
-    """A job that imports nothing and calls nothing back, whatever its record says: its one argument is its spec's path."""
+    """A job that imports nothing and has no callbacks, whatever its record says: its only argument is its spec's path."""
 
     def restore(self, raw_data: Any) -> None:
         super().restore(raw_data)
@@ -145,10 +145,10 @@ class MetricJob(Job):  # type: ignore[misc]
 
 
 class MetricWorker(Worker):  # type: ignore[misc]
-    """RQ's forking worker with three differences: deadlines come from specs, a work-horse survives an absence of Redis
-    and dies with its worker, and nothing in Redis commands the worker.
+    """RQ's forking worker with three differences: deadlines come from specs, a work-horse survives an outage of Redis and
+    dies with its worker, and nothing in Redis commands the worker.
 
-    A worker without a work-horse ends where Redis fails it; its supervisor starts another.
+    A worker without a work-horse exits if Redis fails; its supervisor starts another.
     """
 
     max_connection_wait_time = 2.0
@@ -167,14 +167,14 @@ class MetricWorker(Worker):  # type: ignore[misc]
         )
         self._spec: ExecuteSpec | ScoreSpec | None = None
         self._watch: Watch | None = None
-        self._killed = 0  # processes that the kernel had ended for lack of memory when the job began
+        self._killed = 0  # processes that the kernel had killed for lack of memory when the job began
 
     # --- one job ---------------------------------------------------------------------------------------------------
 
     def prepare_execution(self, job: MetricJob) -> Execution:
         execution = super().prepare_execution(job)
         self._spec = self._watch = None
-        with suppress(OSError, ValueError):  # the work-horse says why
+        with suppress(OSError, ValueError):  # the work-horse reports it
             self._spec = read_spec(job.args[0])
             self._watch = Watch(self._spec)
             job.timeout = deadline_seconds(self._spec)
@@ -182,19 +182,19 @@ class MetricWorker(Worker):  # type: ignore[misc]
         return execution
 
     def main_work_horse(self, job: MetricJob, queue: Any) -> None:
-        # without this, a job whose worker died runs on beside its own retry
+        # otherwise a job whose worker died would run alongside its own retry
         die_with_parent(signal.SIGKILL, self.pid)
         super().main_work_horse(job, queue)
 
     def monitor_work_horse(self, job: MetricJob, queue: Any) -> None:
-        """RQ's watch over the work-horse, begun again after each failure of Redis while the work-horse lives."""
+        """Run RQ's watch over the work-horse, restarted after each failure of Redis while the work-horse lives."""
         while True:
             try:
                 super().monitor_work_horse(job, queue)
             except AWAY as error:
                 if not _runs(self.horse_pid):
                     raise
-                self.log.warning("Redis is away (%s); the job goes on", error)
+                self.log.warning("Redis is unreachable (%s); the job continues", error)
             else:
                 return
 
@@ -203,13 +203,13 @@ class MetricWorker(Worker):  # type: ignore[misc]
 
     def maintain_heartbeats(self, job: MetricJob) -> None:
         hung = self._watch.overdue(time.monotonic()) if self._watch is not None else ""
-        if hung:  # the job's next attempt sees that this item ended a process, and goes on with the others
+        if hung:  # the job's next attempt sees that this item killed a process, and continues with the others
             self.log.warning("%s: the metric of %s hangs where no signal reaches it: ended", job.id, hung)
             self.kill_horse()
         super().maintain_heartbeats(job)
 
     def _on_killed_horse(self, job: MetricJob, _pid: object, status: int | None, _usage: object) -> None:
-        """RQ calls this where a work-horse died. After the last attempt the worker writes the outcome in its place."""
+        """Write the outcome for a dead work-horse after its last attempt. RQ calls this for every dead work-horse."""
         if self._spec is None:
             return
         limit = deadline_seconds(self._spec)
@@ -218,7 +218,7 @@ class MetricWorker(Worker):  # type: ignore[misc]
         if killed == self._killed:
             memory_mb = None
         elif memory_mb is not None:
-            job.retries_left = 0  # the next attempt would take as much
+            job.retries_left = 0  # the next attempt would need as much
             why = OUT_OF_MEMORY.format(memory_mb, 2 * memory_mb)
         if (job.ended_at - job.started_at).total_seconds() > limit:
             job.retries_left = 0  # the next attempt would take as long
@@ -229,20 +229,20 @@ class MetricWorker(Worker):  # type: ignore[misc]
     # --- what Redis must not decide ------------------------------------------------------------------------------------
 
     def run_maintenance_tasks(self) -> None:
-        """Leave dead workers' jobs to the coordinator: RQ compares the clocks of two hosts to find them."""
+        """Leave dead workers' jobs to the coordinator, since RQ would compare the clocks of two hosts to find them."""
 
     def subscribe(self) -> None:
-        """Take no commands over Redis."""
+        """Ignore commands over Redis."""
 
     def check_for_suspension(self, burst: bool) -> None:
-        """Ignore `rq suspend`: on a site's Redis it is meant for other workers."""
+        """Ignore `rq suspend`, which on a site's Redis is meant for other workers."""
 
     def set_shutdown_requested_date(self) -> None:
-        """Write nothing: RQ calls this in a signal handler, where Redis may be amid another answer, or away."""
+        """Write nothing: RQ calls this in a signal handler, when Redis may be in the middle of a reply, or unreachable."""
 
 
 def _runs(pid: int) -> bool:
-    """Whether a child process still runs. `pid` 0: none was forked, or RQ has seen its end."""
+    """Return whether a child process still runs. `pid` 0: none was forked, or RQ has seen its end."""
     try:
         return pid > 0 and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
     except ChildProcessError:
@@ -250,7 +250,7 @@ def _runs(pid: int) -> bool:
 
 
 def work(redis_file: Path, evaluation_id: str) -> None:
-    """Be one worker until a signal, or Redis, ends it. QueueUnavailable where Redis ended it."""
+    """Run as one worker until a signal, or Redis, ends it. Raise QueueUnavailable if Redis did."""
     address = redis_client.read(redis_file)
     queue = Queue(
         metric_queue(evaluation_id),
@@ -259,7 +259,7 @@ def work(redis_file: Path, evaluation_id: str) -> None:
         serializer=JSONSerializer,
     )
     with explained(address.where):
-        clean_worker_registry(queue)  # names of workers that died, of which RQ keeps a list
+        clean_worker_registry(queue)  # names of dead workers, which RQ keeps in a list
         MetricWorker(queue).work(logging_level="INFO")
 
 
@@ -267,10 +267,10 @@ def work(redis_file: Path, evaluation_id: str) -> None:
 
 
 class Supervisor:
-    """Keeps a worker alive, replaced after a pause where it did not live long, and ends on a signal, a file or a lease.
+    """Keeps a worker running, replaced after a pause if it did not live long; ends on a signal, a file or a lease.
 
-    Where Redis stays away though the coordinator lives, it is this host that does not reach it: it ends with 1, so that its
-    job goes to another one. At its end a running job may finish for a while, and is then dropped: it is run again elsewhere.
+    If Redis stays unreachable although the coordinator lives, this host is the problem: it exits with 1, so that its job goes
+    to another one. At its end a running job may finish for a while, and is then dropped to run elsewhere.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -282,13 +282,13 @@ class Supervisor:
         self._start_after = 0.0
         self._called_at = 0.0
         self._address: RedisAddress | None = None
-        self._answered = 0  # renewals of the lease when Redis answered last
+        self._answered = 0  # lease renewals when Redis last answered
         self.status = 0  # exit status
         lease: Path | None = options.lease_file
         self._lease = None if lease is None else CoordinatorLease(lease, options.lease_seconds)
 
     def run(self) -> int:
-        """Keep workers until the end; the exit status."""
+        """Keep workers running until the end, and return the exit status."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         while True:
@@ -315,11 +315,11 @@ class Supervisor:
         if stop is not None and is_there(stop):
             return True
         if self._lease is not None and (expired := self._lease.expired()):
-            log.error("%s: no coordinator waits for these metrics", expired)
+            log.error("%s: no coordinator needs these metrics", expired)
             return True
         if self._lease is not None and self._lease.renewals - self._answered >= MUTE_RENEWALS:
             log.error(
-                "this host does not reach Redis, though its coordinator lives: this job ends, and another goes on"
+                "this host cannot reach Redis although its coordinator lives: exiting, so that another job takes over"
             )
             self.status = 1
             return True
@@ -339,7 +339,7 @@ class Supervisor:
             die_with_parent(signal.SIGTERM, parent)
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_DFL)
-            # a signal may have come while the supervisor's handler was still this process's, too
+            # a signal may have arrived while the supervisor's handler was still installed here
             if self.stopping_since is None:
                 work(self.options.redis_file, self.options.queue)
         except QueueUnavailable as error:
@@ -362,7 +362,7 @@ class Supervisor:
             log.warning("worker %d ended after %.1f s; starting another in %.1f s", pid, lived, pause)
 
     def _press(self, seconds: float) -> None:
-        """SIGTERM: finish the running job. SIGTERM again: drop it, it is run elsewhere. Then SIGKILL."""
+        """Send SIGTERM: finish the running job. SIGTERM again: drop it to run elsewhere. Then SIGKILL."""
         due = sum(seconds >= at for at in (0.0, FINISH_SECONDS, FINISH_SECONDS + DROP_SECONDS))
         if due > self.pressed:
             self.pressed = due
@@ -381,7 +381,7 @@ class Supervisor:
             if self._address not in (
                 None,
                 address,
-            ):  # its worker ends after its running job: RQ would ask there for ever
+            ):  # its worker exits after its running job: RQ would retry there for ever
                 self._signal(signal.SIGTERM)
             self._address = address
             redis_client.shared(address).ping()
@@ -394,9 +394,7 @@ class Supervisor:
 
 
 def main(argv: Sequence[str]) -> int:
-    """`python -m evaljobs worker …`; ends on a signal, the stop file or the lease with exit code 0; with 1 where it does
-    not reach Redis.
-    """
+    """Run `python -m evaljobs worker …` until a signal, the stop file or the lease (exit code 0); 1 without Redis."""
     parser = argparse.ArgumentParser(
         prog="python -m evaljobs worker", description="Run metric jobs of an evaluation."
     )
@@ -410,7 +408,7 @@ def main(argv: Sequence[str]) -> int:
     log_lines.begin("%(asctime)s %(name)s: %(message)s")
     try:
         importlib.import_module("evaljobs.scoring.score").warm()
-    except Exception:  # each job will leave an outcome that says so
+    except Exception:  # each job will leave an outcome that reports it
         log.exception("the metric code cannot be imported")
     gc.collect()
     garbage.collect_new()  # imported modules stay shared with the work-horses

@@ -1,6 +1,6 @@
-"""Free room for staging: the file system's, the node's memory, and the job's own memory limit; the name of its GPUs.
+"""Free space for staging: of the file system, the node's memory, and the job's own memory limit; and the GPUs' name.
 
-Rule: the smallest limit counts and is named. A limit that cannot be read does not count. Reads /proc and /sys only.
+Rule: the smallest limit counts and is named. Unreadable limits do not count. Only reads /proc and /sys.
 
 Called by `precursor.py`, by `node_probe.py`, and by `evalspan doctor` for the file system's type.
 """
@@ -45,7 +45,7 @@ class Room:
 
 
 def gpu_name(driver: Path = Path("/proc/driver/nvidia/gpus")) -> str:
-    """Name of the node's first NVIDIA GPU, which a job without GPUs can read, too; "" where there is none."""
+    """Return the name of the node's first NVIDIA GPU, readable even by a job without GPUs; "" if there is none."""
     for file in sorted(driver.glob("*/information")):
         with contextlib.suppress(OSError):
             for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -56,7 +56,7 @@ def gpu_name(driver: Path = Path("/proc/driver/nvidia/gpus")) -> str:
 
 
 def fs_type(path: str | Path) -> str:
-    """Type of the file system that holds `path` (proc(5), mountinfo); "unknown" where it is not listed."""
+    """Return the type of the file system of `path` (proc(5), mountinfo); "unknown" if it is not listed."""
     device = Path(path).stat().st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
@@ -67,7 +67,7 @@ def fs_type(path: str | Path) -> str:
 
 
 def memory_available() -> int | None:
-    """MemAvailable in bytes."""
+    """Return MemAvailable in bytes."""
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
@@ -83,7 +83,7 @@ def _number(path: Path) -> int | None:
 
 
 def _reclaimable(folder: Path) -> int:
-    """Bytes of page cache, which the kernel frees before it kills a process."""
+    """Return the bytes of page cache, which the kernel frees before it kills a process."""
     try:
         rows = dict(
             line.split()[:2] for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines()
@@ -96,7 +96,7 @@ def _reclaimable(folder: Path) -> int:
 def cgroup_limits(
     proc: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")
 ) -> list[tuple[int, int]]:
-    """(limit, headroom) in bytes of each memory cgroup above this process that has a limit, v2 and v1."""
+    """Return (limit, headroom) in bytes of each memory cgroup above this process that has a limit, v2 and v1."""
     found: list[tuple[int, int]] = []
     for base, folder in _memory_groups(proc, mount):
         version = V2 if base == mount else V1
@@ -110,7 +110,7 @@ def cgroup_limits(
 def short_of_memory(
     proc: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")
 ) -> tuple[int, int | None]:
-    """Processes of this job that the kernel has killed for lack of memory, and the job's limit in MiB."""
+    """Return how many processes of this job the kernel has killed for lack of memory, and the job's limit in MiB."""
     killed = 0
     for base, folder in _memory_groups(proc, mount):
         version = V2 if base == mount else V1
@@ -122,7 +122,7 @@ def short_of_memory(
 
 
 def _memory_groups(proc: Path, mount: Path) -> Iterator[tuple[Path, Path]]:
-    """(root, this process's group) of the memory controller; the root of version 2 is `mount` itself."""
+    """Yield (root, this process's group) of the memory controller; the root of version 2 is `mount` itself."""
     try:
         lines = proc.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -136,7 +136,7 @@ def _memory_groups(proc: Path, mount: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def room(root: str | Path) -> Room:
-    """What may still be written below `root`. Raises OSError."""
+    """Return what may still be written below `root`. Raise OSError."""
     fs = fs_type(root)
     disk = os.statvfs(root)
     limits = [(disk.f_bavail * disk.f_frsize, f"free on {root}")]

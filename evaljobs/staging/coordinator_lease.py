@@ -1,8 +1,8 @@
-"""The coordinator's signs on shared storage, read from a node: its lease file, and files that tell a job to end.
+"""The coordinator's signs on shared storage, read on a node: its lease file, and files that tell a job to exit.
 
-Rules: the lease has expired once the file's mtime has not changed for long enough by the node's own clock, so clocks
-need not agree. A missing file counts as unchanged. A storage error (ESTALE, EIO: a failover) changes nothing: it says
-neither that a file is there nor that it is not.
+Rules: the lease has expired once the file's mtime has been constant for long enough by the node's own clock, so clocks need
+not agree. A missing file counts as unchanged. A storage error (ESTALE, EIO: a failover) changes nothing: it does not tell
+whether a file exists.
 
 Called by `precursor.py`, `trial/hosted_trials.py` and `scoring/worker.py`.
 """
@@ -21,10 +21,10 @@ class CoordinatorLease:
         self._path = path
         self._seconds = seconds
         self._seen, self._since = _mtime(path), time.monotonic()
-        self.renewals = 0  # that were seen
+        self.renewals = 0  # seen so far
 
     def expired(self) -> str:
-        """Why the coordinator counts as gone, in one line; "" while it may be alive."""
+        """Return why the coordinator counts as gone; "" while it may be alive."""
         now, stamp = time.monotonic(), _mtime(self._path)
         if stamp not in (None, self._seen):
             self._seen, self._since = stamp, now
@@ -35,7 +35,7 @@ class CoordinatorLease:
 
 
 def is_there(path: Path) -> bool | None:
-    """Whether the file is there; None where storage answers with an error: try again."""
+    """Return whether the file exists; None if storage answers with an error: try again."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):

@@ -1,9 +1,9 @@
 """Copies of files at the speed of the hardware, hashed on the way.
 
-Rules: readers take blocks from all files in turn, so that the files end together: the kernel takes one writer per tmpfs
-file at a time, and slow storage answers side by side. Each block is hashed in its file's order by the reader that wrote
-it, while it is still in the processor's cache. A source that changes meanwhile is found by size and mtime. Called by
-`precursor.py`: `copy_files` for a copy, `hash_file` to verify one.
+Rules: readers take blocks from all files in turn, so that the files end together: the kernel takes one writer per tmpfs file
+at a time, and slow storage answers concurrently. Each block is hashed in its file's order by the reader that wrote it, while
+it is still in the processor's cache. A source that changes meanwhile is found by size and mtime. Called by `precursor.py`:
+`copy_files` for a copy, `hash_file` to verify one.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ BLOCK = 1 << 20  # bytes: fits the second-level cache between its read, its writ
 
 
 class SourceChanged(OperatorError):  # noqa: N818 (a fact about the source)
-    """A file of the source is gone or differs from its description."""
+    """A source file is missing or differs from its description."""
 
 
 class TargetFailed(Exception):  # noqa: N818 (a fact about the target)
-    """A target cannot be written: no space, quota, a file system that failed."""
+    """A target cannot be written: no space, quota, a failed file system."""
 
 
 class Stopped(RetryError):  # noqa: N818 (a request, not an error)
-    """The copy was asked to stop; its targets are half-written."""
+    """The copy was asked to stop; its targets are incomplete."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """One file to copy: `size` bytes (and mtime in ns, unless None) that the source must have before and after."""
+    """One file to copy: `size` bytes (and mtime in ns, unless None) required of the source before and after."""
 
     name: str
     source: Path
@@ -48,7 +48,7 @@ class Copy:
 
 @dataclass(slots=True)
 class _File:
-    """A file in flight. `next`: the block whose turn it is to be hashed."""
+    """A file being copied. `next`: the next block to hash."""
 
     copy: Copy
     source: int
@@ -58,7 +58,7 @@ class _File:
 
 
 def check_source(path: Path, size: int, mtime_ns: int | None) -> None:
-    """Raise SourceChanged unless the file has this size and, where one is given, mtime."""
+    """Raise SourceChanged unless the file has this size and, if given, mtime."""
     try:
         found = path.stat()
     except FileNotFoundError as error:
@@ -76,9 +76,9 @@ def copy_files(
     stop: threading.Event,
     block: int = BLOCK,
 ) -> dict[str, str]:
-    """Copy all files; give each name's xxh3_128 (hex) of the bytes that were read and written.
+    """Copy all files, and return each name's xxh3_128 (hex) of the bytes read and written.
 
-    Raises SourceChanged, Stopped, TargetFailed, and OSError of a source (EIO …); targets are then half-written.
+    Raises SourceChanged, Stopped, TargetFailed, and OSError of a source (EIO …); targets are then incomplete.
     """
     files: list[_File] = []
     try:
@@ -100,14 +100,14 @@ def copy_files(
 
 
 def _tickets(files: Sequence[_File], block: int) -> Iterator[tuple[_File, int]]:
-    """Blocks in the order in which they are read: files proceed in proportion to their sizes."""
+    """Yield blocks in reading order: files proceed in proportion to their sizes."""
     counts = [-(-file.copy.size // block) for file in files]
     parts = ((at / count, number, at) for number, count in enumerate(counts) for at in range(count))
     return ((files[number], at) for _, number, at in sorted(parts))
 
 
 class _Crew:
-    """What the readers of one copy share."""
+    """State shared by the readers of one copy."""
 
     def __init__(self, files: Sequence[_File], stop: threading.Event, block: int) -> None:
         self.stop, self.block = stop, block
@@ -116,7 +116,7 @@ class _Crew:
         self.failed = False
 
     def work(self) -> None:
-        """A reader's thread: copies blocks until none is left, one failed, or the copy is to stop."""
+        """Copy blocks in a reader's thread until none is left, one failed, or the copy is to stop."""
         with memoryview(mmap.mmap(-1, self.block)) as buffer:
             try:
                 while True:
@@ -134,7 +134,7 @@ class _Crew:
                 raise
 
     def _block(self, file: _File, index: int, buffer: memoryview) -> None:
-        """Copy and hash one block. The blocks before it were taken before, so that its turn comes."""
+        """Copy and hash one block. Earlier blocks were taken before, so its turn comes."""
         offset = index * self.block
         with buffer[: min(self.block, file.copy.size - offset)] as view:
             done = 0
@@ -163,7 +163,7 @@ def _write(copy: Copy, view: memoryview, offset: int) -> None:
 
 
 def hash_file(path: Path, *, block: int = 8 * BLOCK) -> str:
-    """xxh3_128 (hex) of a file."""
+    """Return the xxh3_128 (hex) of a file."""
     state = xxhash.xxh3_128()
     buffer = memoryview(mmap.mmap(-1, block))
     with path.open("rb", buffering=0) as file:

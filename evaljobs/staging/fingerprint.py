@@ -1,7 +1,7 @@
 """Safetensors headers, and the identity of a checkpoint or an adapter: a digest of its files.
 
-Rules: weights count by header, size, mtime and a sample of every tensor, so no weight file is read whole; every other
-file counts by content, whatever its mtime. A checkpoint on shared storage and its copy have the same identity.
+Rules: weights count by header, size, mtime and a sample of every tensor, so no weight file is read whole; every other file
+counts by content, regardless of its mtime. A checkpoint on shared storage and its copy have the same identity.
 
 Called by `coordinator/intake/checkpoint.py` when a checkpoint is announced, by `precursor.py` for the copy, and by
 `coordinator/intake/source_keys.py` for the folders that model arguments name.
@@ -30,18 +30,18 @@ WEIGHTS = (
     ".gguf",
 )  # larger files than HEADER_LIMIT count as weights, too
 SAMPLE_BYTES = 1024
-SAMPLED_PART = 64 << 20  # bytes: of a larger tensor each such part is sampled
-PLAIN_PARTS = 64  # parts of a weight file that is no safetensors, each sampled as a tensor is
+SAMPLED_PART = 64 << 20  # larger tensors are sampled in parts of this size
+PLAIN_PARTS = 64  # parts of a weight file in another format, each sampled like a tensor
 # {"xxh3_128": {file name: hex}}, written beside the weights when they are saved
 SAVE_SUMS = "evalspan.sums.json"
 
 
 class BadWeights(ValueError):  # noqa: N818 (a fact about a file, not about our code)
-    """A weight file is not what its format says: truncated, half-written, or no safetensors at all."""
+    """A weight file that violates its format: truncated, half-written, or not safetensors at all."""
 
 
 class Row(NamedTuple):
-    """What of one file counts: a digest of its samples, its bytes and mtime; or a digest of its content alone."""
+    """The identity of one file: a digest of its samples, its bytes and mtime; or only a digest of its content."""
 
     name: str
     digest: str
@@ -50,7 +50,7 @@ class Row(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """32 hex digits each: `digest` of all that counts, `samples` of the same without mtimes."""
+    """32 hex digits each: `digest` of everything that counts, `samples` of the same without mtimes."""
 
     digest: str
     samples: str
@@ -66,7 +66,7 @@ class Header:
 
 
 def is_safe_name(name: str) -> bool:
-    """Whether `name` stays inside the folder that it is relative to, and is spelt in one way only."""
+    """Return whether `name` stays inside its folder and is in canonical form."""
     parts = PurePosixPath(name).parts
     return (
         bool(parts) and "\0" not in name and "/".join(parts) == name and ".." not in parts and name[0] != "/"
@@ -76,14 +76,14 @@ def is_safe_name(name: str) -> bool:
 def read_header(path: str | Path) -> Header:
     """Read the header of a safetensors file (https://huggingface.co/docs/safetensors: u64 length, JSON, data).
 
-    Raises BadWeights where the file is shorter or longer than its header says, OSError where it cannot be read.
+    Raise BadWeights if the file is shorter or longer than its header says, OSError if it cannot be read.
     """
     with Path(path).open("rb") as file:
         actual = os.fstat(file.fileno()).st_size
         first = file.read(8)
         length = int.from_bytes(first, "little")
         if len(first) < 8 or length > min(HEADER_LIMIT, actual - 8):
-            raise BadWeights(f"no room for its safetensors header in {actual} bytes (half-written?)")
+            raise BadWeights(f"too short for a safetensors header: {actual} bytes (half-written?)")
         raw = file.read(length)
     try:
         table: dict[str, Any] = json.loads(raw)
@@ -92,11 +92,11 @@ def read_header(path: str | Path) -> Header:
         }
         spans = sorted((start, stop) for _, start, stop in entries.values())
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise BadWeights("its safetensors header is no header") from error
+        raise BadWeights("its safetensors header is invalid") from error
     end = 0
     for start, stop in spans:
         if start != end or stop < start:
-            raise BadWeights("its safetensors header describes tensors that overlap, or leaves a hole")
+            raise BadWeights("its safetensors header describes tensors that overlap or leave a gap")
         end = stop
     data = 8 + len(raw)
     expected = data + end
@@ -110,12 +110,12 @@ def read_header(path: str | Path) -> Header:
 
 
 def fingerprint(path: str | Path, header: Header | None = None) -> bytes:
-    """A digest of a weight file's header and of samples: of every tensor, or of 64 parts, and at its quarters and end.
+    """Digest a weight file's header and samples: of every tensor, or of 64 parts, and at its quarters and end.
 
-    `header`: of a safetensors file, where it is read already.
+    `header`: of a safetensors file, if already read.
 
-    Two saves of one model have the same sizes and headers, and where mtimes are whole seconds (or were restored by a
-    copy) nothing else tells them apart: training moves every tensor, so the samples do.
+    Two saves of one model have equal sizes and headers, and with mtimes in whole seconds (or restored by a copy) nothing else
+    distinguishes them: training changes every tensor, so the samples do.
     """
     sha = hashlib.sha256()
     with Path(path).open("rb", buffering=0) as file:
@@ -127,7 +127,7 @@ def fingerprint(path: str | Path, header: Header | None = None) -> bytes:
         else:
             places = list(_places(0, size, PLAIN_PARTS))
         places += [max(0, size * quarter // 4 - SAMPLE_BYTES) for quarter in (1, 2, 3, 4)]
-        for place in places:  # all are asked for first: slow storage answers side by side
+        for place in places:  # all are requested first: slow storage answers concurrently
             os.posix_fadvise(file.fileno(), place, SAMPLE_BYTES, os.POSIX_FADV_WILLNEED)
         for place in places:
             sha.update(os.pread(file.fileno(), SAMPLE_BYTES, place))
@@ -135,7 +135,7 @@ def fingerprint(path: str | Path, header: Header | None = None) -> bytes:
 
 
 def _places(start: int, stop: int, parts: int) -> Iterator[int]:
-    """Where the samples of these bytes begin: in the middle of each of `parts` parts, or of more where they are large."""
+    """Yield where the samples of these bytes begin: in the middle of each of `parts` parts, or of more for large ones."""
     parts = max(parts, -(-(stop - start) // SAMPLED_PART))
     for part in range(parts):
         middle = start + (stop - start) * (2 * part + 1) // (2 * parts)
@@ -143,17 +143,17 @@ def _places(start: int, stop: int, parts: int) -> Iterator[int]:
 
 
 def is_weights(name: str, size: int) -> bool:
-    """Does a file count by header, size, mtime and samples, and not by content?"""
+    """Return whether a file counts by header, size, mtime and samples, and not by content."""
     return name.endswith(WEIGHTS) or size > HEADER_LIMIT
 
 
 def identity(
     files: Iterable[CheckpointFile], folder: str | Path, headers: Mapping[str, Header] = MappingProxyType({})
 ) -> Identity:
-    """The identity of a checkpoint, over `files` (their order does not matter) and what is in them.
+    """Return the identity of a checkpoint, over `files` (in any order) and their contents.
 
-    `folder` holds the files' bytes: the checkpoint itself or a copy of it. `headers`: of safetensors that are read already,
-    by file. Raises BadWeights and OSError.
+    `folder` contains the files: the checkpoint itself or a copy of it. `headers`: of safetensors already read, by file.
+    Raises BadWeights and OSError.
     """
     return _of_rows(
         [_row(f.name, f.size, f.mtime_ns, Path(folder) / f.name, headers.get(f.name)) for f in files]
@@ -161,12 +161,12 @@ def identity(
 
 
 def content_of(sums: Mapping[str, str]) -> str:
-    """32 hex digits over whole files: `sums` has the xxh3_128 of each. Two checkpoints of equal content are the same."""
+    """Return 32 hex digits over whole files: `sums` has the xxh3_128 of each. Checkpoints of equal content are the same."""
     return _digest(sorted(sums.items()))
 
 
 def check_storage(checkpoint: CheckpointSpec) -> None:
-    """Raise SourceChanged unless the checkpoint on storage is the one that was announced."""
+    """Raise SourceChanged unless the checkpoint on storage is the announced one."""
     for file in checkpoint.files:
         path = Path(checkpoint.source) / file.name
         check_source(path, file.size, announced_mtime(file))
@@ -174,12 +174,12 @@ def check_storage(checkpoint: CheckpointSpec) -> None:
 
 
 def check_identity(checkpoint: CheckpointSpec, folder: str | Path) -> None:
-    """Raise SourceChanged unless `folder`, the checkpoint's own or a copy, holds what was announced."""
+    """Raise SourceChanged unless `folder`, the checkpoint's own or a copy, contains what was announced."""
     _check(checkpoint.source, checkpoint.digest, lambda: identity(checkpoint.files, folder).digest)
 
 
 def check_folder(place: str | Path, announced: str) -> None:
-    """Raise SourceChanged unless an adapter has the `folder_identity` that was announced."""
+    """Raise SourceChanged unless an adapter has the announced `folder_identity`."""
     _check(place, announced, lambda: folder_identity(place))
 
 
@@ -195,12 +195,12 @@ def _check(place: str | Path, announced: str, look: Callable[[], str]) -> None:
 
 
 def announced_mtime(file: CheckpointFile) -> int | None:
-    """The mtime in ns that a file must still have; None where its content counts."""
+    """Return the mtime in ns that a file must still have; None if its content counts."""
     return file.mtime_ns if is_weights(file.name, file.size) else None
 
 
 def folder_identity(place: str | Path) -> str:
-    """The identity of an adapter or of any other file or folder that a model argument names, by the rule of `identity`.
+    """Return the identity of an adapter, or of any other file or folder that a model argument names, like `identity`.
 
     Hidden files do not count. Raises BadWeights and OSError.
     """

@@ -37,7 +37,7 @@ _BLOCK = 8 << 20  # bytes
 
 
 def probe_node(roots: Sequence[str] = ("/dev/shm",), *, sample_mb: int = SAMPLE_MB) -> dict[str, Any]:
-    """The node's record. Sizes in bytes, rates in bytes a second."""
+    """Return the node's record. Sizes in bytes, rates in bytes per second."""
     return {
         "node": os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
         "host": socket.gethostname(),
@@ -52,7 +52,7 @@ def probe_node(roots: Sequence[str] = ("/dev/shm",), *, sample_mb: int = SAMPLE_
 
 
 def versions() -> dict[str, str | None]:
-    """The installed version of each of PACKAGES, without importing it; None where it is not installed."""
+    """Return the installed version of each of PACKAGES, without importing it; None if it is not installed."""
     found: dict[str, str | None] = dict.fromkeys(PACKAGES)
     for package in PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -61,7 +61,7 @@ def versions() -> dict[str, str | None]:
 
 
 def probe_root(root: str, *, sample_mb: int = SAMPLE_MB) -> dict[str, Any]:
-    """One root: its size, its kind, whether weights may go there, and how fast a sample is written and read."""
+    """Probe one root: its size, its kind, whether weights may go there, and how fast a sample is written and read."""
     record: dict[str, Any] = {"root": root, "usable": False, "why": ""}
     try:
         disk, there = os.statvfs(root), room(root)
@@ -82,13 +82,14 @@ def probe_root(root: str, *, sample_mb: int = SAMPLE_MB) -> dict[str, Any]:
 
 
 def measure(folder: Path, size: int) -> dict[str, Any]:
-    """Write and read `size` bytes in a folder; rates in bytes a second. Nothing stays."""
+    """Write and read `size` bytes in a folder; return rates in bytes per second. Nothing is left."""
     size -= size % _BLOCK
     if size <= 0:
         return {"sample": 0, "write_rate": None, "read_rate": None}
     block = mmap.mmap(-1, _BLOCK)
     block.write(secrets.token_bytes(4096) * (_BLOCK // 4096))
-    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:  # gone with this process, however it ends
+    # removed with this process, however it ends
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
         started = time.perf_counter()
         for offset in range(0, size, _BLOCK):
             os.pwrite(file.fileno(), block, offset)
@@ -100,10 +101,10 @@ def measure(folder: Path, size: int) -> dict[str, Any]:
 
 
 def nonce(root: str, name: str, *, leave: bool) -> bool | None:
-    """Leave a nonce for another job (True), or find and remove another job's (whether it was there). None: no usable root."""
+    """Leave a nonce for another job (True), or find and remove one (whether it existed). None: no usable root."""
     try:
         with store.locked_home(root, create=leave) as home:
-            # the next job that cleans the folder removes a name of this kind
+            # the next job that cleans the folder removes names of this kind
             place = home / f"{store.RETIRED}nonce-{name}"
             place.mkdir() if leave else place.rmdir()
     except FileNotFoundError:
@@ -114,7 +115,7 @@ def nonce(root: str, name: str, *, leave: bool) -> bool | None:
 
 
 def redis_trouble(file: Path) -> str:
-    """Why Redis does not answer from here; empty where it does. `file`: the published address."""
+    """Return why Redis does not answer from here; "" if it does. `file`: the published address."""
     try:
         from evaljobs.queue import redis_client  # noqa: PLC0415 (a missing package is an answer)
     except ImportError as error:
@@ -132,7 +133,7 @@ def redis_trouble(file: Path) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The `probe` verb: writes or prints the record; with --look alone whether the nonce was found."""
+    """Run the `probe` verb: write or print the record; with --look only whether the nonce was found."""
     parser = argparse.ArgumentParser(prog="python -m evaljobs probe", description=__doc__)
     parser.add_argument("--out", type=Path, help="file for the record; default: standard output")
     parser.add_argument("--root", action="append", help="a folder to stage into, in order; default: /dev/shm")

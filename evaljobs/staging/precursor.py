@@ -38,13 +38,13 @@ from evaljobs.staging.store import INCOMING, MANIFEST, Refused, Slot
 
 POLL_SECONDS = 0.5  # between two looks for the release file
 RELEASED = "released"
-READER_PATIENCE = 10.0  # seconds that trials get to end, or to finish opening files, before a copy is removed
-MARGIN = 64 << 20  # bytes that stay free on a root beside a copy
+READER_PATIENCE = 10.0  # seconds for trials to exit, or to finish opening files, before a copy is removed
+MARGIN = 64 << 20  # bytes to keep free on a root beside a copy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """A staged checkpoint and the slot with our lease. `slot` is None where trials read the weights from storage."""
+    """A staged checkpoint and the slot with our lease. `slot` is None if trials read the weights from storage."""
 
     spec: StageSpec
     staged: Staged
@@ -52,11 +52,11 @@ class Holding:
 
 
 class NoRoomForPrefetchError(RetryError):
-    """The share of this node's memory that a prefetch may use is too small for the checkpoint."""
+    """The share of this node's memory for prefetches is too small for the checkpoint."""
 
 
 def say(text: str) -> None:
-    """A line for the job's log."""
+    """Print a line to the job's log."""
     print(time.strftime("%H:%M:%S"), text, file=sys.stderr, flush=True)  # noqa: T201
 
 
@@ -64,9 +64,9 @@ def say(text: str) -> None:
 
 
 def stage_only(spec: StageSpec, *, stop: threading.Event | None = None) -> Holding:
-    """Stage on the first usable root of `spec.roots`, else leave the weights on storage. The caller ends it with `clear`.
+    """Stage on the first usable root of `spec.roots`, or leave the weights on storage. The caller finishes with `clear`.
 
-    Raises SourceChanged (an operator must act), Stopped (`stop` was set), OSError (storage cannot be read; try again).
+    Raises SourceChanged (an operator must act), Stopped (`stop` was set), OSError (storage cannot be read; retry).
     """
     stop = stop if stop is not None else threading.Event()
     started = time.monotonic()
@@ -109,7 +109,7 @@ def stage_only(spec: StageSpec, *, stop: threading.Event | None = None) -> Holdi
 
 
 def _stage_on(root: str, spec: StageSpec, stop: threading.Event) -> tuple[Slot, int, list[str]]:
-    """The slot with a whole copy, bytes that left storage for it, and notes for the report."""
+    """Return the slot with a complete copy, bytes read from storage for it, and notes for the report."""
     notes: list[str] = []
     while True:
         try:
@@ -138,7 +138,7 @@ def _stage_on(root: str, spec: StageSpec, stop: threading.Event) -> tuple[Slot, 
 
 @contextlib.contextmanager
 def _locked(slot: Slot, stop: threading.Event) -> Iterator[bool]:
-    """Hold the copy's lock, with others where it is whole (True), else alone, to copy; a living copier is waited for."""
+    """Hold the copy's lock, shared if it is complete (True), otherwise exclusively, to copy; wait for a living copier."""
     said, manifest = False, slot.path / MANIFEST
     while (taken := store.lock(slot.path, shared=manifest.exists())) is None:
         if slot.lost():
@@ -155,7 +155,7 @@ def _locked(slot: Slot, stop: threading.Event) -> Iterator[bool]:
 
 
 def _differing(slot: Slot, spec: StageSpec) -> list[str]:
-    """Names of published files that differ from what was copied or announced. Reads every byte."""
+    """Return published files that differ from what was copied or announced. Reads every byte."""
     try:
         sums = json.loads((slot.path / MANIFEST).read_bytes())["files"]
     except (OSError, ValueError):
@@ -174,10 +174,10 @@ def _differing(slot: Slot, spec: StageSpec) -> list[str]:
 
 
 def _make_room(slot: Slot, spec: StageSpec) -> None:
-    """Remove unused copies of other checkpoints, and the half-written one here; then see that the copy fits.
+    """Remove unused copies of other checkpoints, and the incomplete one here; then check that the copy fits.
 
-    A prefetch (`share` is set) removes only what is retired, and takes only that part of what is free. Raises Refused
-    where there is no room.
+    A prefetch (`share` is set) only removes retired copies, and only takes that part of the free space. Raises Refused if
+    there is not enough.
     """
     need, share = spec.checkpoint.bytes + MARGIN, spec.share
     with store.locked_home(slot.root) as home:
@@ -192,10 +192,10 @@ def _make_room(slot: Slot, spec: StageSpec) -> None:
 
 
 def copy_in(slot: Slot, spec: StageSpec, stop: threading.Event) -> None:
-    """Copy the checkpoint below `incoming`, check it, publish it. The caller alone has the copy's lock.
+    """Copy the checkpoint below `incoming`, check it, publish it. The caller holds the copy's lock exclusively.
 
-    `model` and then the manifest get their names only when sizes, hashes and identity are those that were announced.
-    Raises SourceChanged, Stopped, TargetFailed (no space …), OSError of the source. Nothing is published then.
+    `model` and then the manifest get their names only if sizes, hashes and identity are as announced. Raises SourceChanged,
+    Stopped, TargetFailed (no space …), OSError of the source; nothing is published then.
     """
     checkpoint, incoming = spec.checkpoint, slot.path / INCOMING
     with contextlib.ExitStack() as opened:
@@ -222,7 +222,7 @@ def copy_in(slot: Slot, spec: StageSpec, stop: threading.Event) -> None:
 
 
 def _create(path: Path, size: int) -> int:
-    """A new file of `size` bytes, open for writing. Raises TargetFailed."""
+    """Create a file of `size` bytes, open for writing. Raise TargetFailed."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -236,7 +236,7 @@ def _create(path: Path, size: int) -> int:
 
 
 def hold(holding: Holding, stop: threading.Event) -> str:
-    """Hold until the release file is there, `stop` is set, the coordinator's lease ends or the copy is gone; the reason."""
+    """Hold until the release file exists, `stop` is set, the coordinator's lease ends or the copy is gone; return the reason."""
     spec = holding.spec
     release = EvaluationPaths(spec.evaluation_dir).release_file(spec.name)
     lease = CoordinatorLease(Path(spec.lease_file), spec.lease_seconds)
@@ -253,7 +253,7 @@ def hold(holding: Holding, stop: threading.Event) -> str:
 
 
 def clear(holding: Holding, reason: str) -> Cleared:
-    """Give the lease back; the last precursor of this checkpoint here frees the memory. Also memory of engines that died."""
+    """Give the lease back; the last precursor of this checkpoint here frees the memory. Also frees memory of dead engines."""
     segments.sweep()
     freed = 0 if holding.slot is None else store.leave(holding.slot, patience=READER_PATIENCE)
     return Cleared(name=holding.spec.name, node=holding.spec.node, freed_bytes=freed, reason=reason)
@@ -261,7 +261,7 @@ def clear(holding: Holding, reason: str) -> Cleared:
 
 @contextlib.contextmanager
 def stopping_on_signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM or SIGINT sets. The earlier handlers are restored at the end."""
+    """Provide an event that SIGTERM or SIGINT sets. The earlier handlers are restored at the end."""
     stop = threading.Event()
     before = {s: signal.signal(s, lambda *_: stop.set()) for s in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -272,15 +272,15 @@ def stopping_on_signals() -> Iterator[threading.Event]:
 
 
 def failure(error: Exception, *, name: str, node: str, job: Literal["stage", "host"] = "stage") -> Failed:
-    """The outcome of a failed staging; `blame` says who must act."""
+    """Return the outcome of a failed staging; `blame` says who must act."""
     match error:
         case copying.SourceChanged():
-            text = f"the checkpoint changed or vanished while it was staged: {error}; evaluate it again"
+            text = f"the checkpoint changed or disappeared while it was staged: {error}; evaluate it again"
             return Failed(name=name, job=job, blame="operator", error=text, node=node)
         case JobError():
             return Failed(name=name, job=job, blame=error.blame, error=one_line(error), node=node)
         case PermissionError():
-            text = f"the checkpoint cannot be read: {error}; give this user the right to"
+            text = f"the checkpoint cannot be read: {error}; grant this user read access"
             return Failed(name=name, job=job, blame="operator", error=text, node=node)
         case _:
             text = f"storage failed while the checkpoint was read: {one_line(error)}"

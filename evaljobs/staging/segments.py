@@ -1,9 +1,8 @@
-"""Shared memory in /dev/shm of an engine's processes: it is freed however these processes end.
+"""Shared memory in /dev/shm of an engine's processes, freed however these processes end.
 
-Rule: once all of an engine's processes have mapped a segment, its name is removed, so the kernel
-frees the memory at the end of the last of them. Until then a segment's name begins with PREFIX, by
-which `sweep` finds those of processes that were killed while they loaded. Called from `trial.engines`,
-`__main__`, `precursor` and `clean`.
+Rule: once all of an engine's processes have mapped a segment, its name is removed, so the kernel frees the memory at the end
+of the last one. Until then a segment's name begins with PREFIX, by which `sweep` finds those of processes killed while
+loading. Called from `trial.engines`, `__main__`, `precursor` and `clean`.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from typing import Any
 FOLDER = Path("/dev/shm")
 # File /dev/shm/evs_RANDOM: shared memory of an engine's processes | a trial | when they have mapped it; `evalspan clean`
 PREFIX = "evs_"
-# Beginnings of names that may go once they are mapped: of a Segment, those of vLLM's communication on CPUs, semaphores of
-# joblib. Others stay: CUDA's may be opened by name later.
+# Prefixes of names that may be removed once mapped: of a Segment, of vLLM's communication on CPUs, of joblib's semaphores.
+# Others stay: CUDA's may be opened by name later.
 MAPPED_ONCE = (PREFIX, "vllm_", "sem.loky-")
 
 
 class Segment(shared_memory.SharedMemory):
-    """Shared memory whose name begins with PREFIX, and may be gone before its maker removes it."""
+    """Shared memory whose name begins with PREFIX, and may be removed before its creator does."""
 
     def __init__(self, name: str | None = None, create: bool = False, size: int = 0, **more: Any) -> None:
         own = f"{PREFIX}{secrets.token_hex(4)}" if create and name is None else name
@@ -37,13 +36,13 @@ class Segment(shared_memory.SharedMemory):
 
 
 def name_ours() -> None:
-    """Have libraries make a Segment where they make shared memory in this process, for the rest of its life."""
+    """Make libraries create a Segment for shared memory in this process, for the rest of its life."""
     shared_memory.SharedMemory = Segment  # type: ignore[misc]
 
 
 @contextlib.contextmanager
 def named() -> Iterator[None]:
-    """`name_ours`, within the context alone."""
+    """Call `name_ours`, only for the context."""
     before = shared_memory.SharedMemory
     name_ours()
     try:
@@ -53,7 +52,7 @@ def named() -> Iterator[None]:
 
 
 def unlink_mapped() -> int:
-    """Remove names, of MAPPED_ONCE, that this process and its descendants have mapped; returns how many.
+    """Remove names in MAPPED_ONCE that this process and its descendants have mapped; return how many.
 
     The memory stays until the last of them has ended.
     """
@@ -70,7 +69,7 @@ def unlink_mapped() -> int:
 
 
 def sweep() -> int:
-    """Remove segments with PREFIX that no process has mapped; returns the bytes."""
+    """Remove segments with PREFIX that no process has mapped; return the bytes."""
     freed = 0
     with contextlib.suppress(FileNotFoundError):
         found = [place for place in FOLDER.iterdir() if place.name.startswith(PREFIX)]
@@ -85,9 +84,9 @@ def sweep() -> int:
 
 
 def mapped(processes: Iterable[int]) -> set[str]:
-    """Names of files directly below /dev/shm that the processes have mapped. What cannot be read counts as nothing.
+    """Return names of files directly below /dev/shm that the processes have mapped. Unreadable ones are ignored.
 
-    By inode: the kernel still lists a semaphore under the name that it had while it was made.
+    By inode: the kernel lists a semaphore under the name that it had when it was created.
     """
     inodes: set[int] = set()
     for pid in processes:
@@ -104,7 +103,7 @@ def mapped(processes: Iterable[int]) -> set[str]:
 
 
 def family(pid: int) -> list[int]:
-    """A process and all that descend from it."""
+    """Return a process and all of its descendants."""
     found = [pid]
     for member in found:
         with contextlib.suppress(OSError):

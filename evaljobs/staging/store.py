@@ -50,14 +50,14 @@ DIGEST = re.compile(r"[0-9a-f]{16,64}")
 
 
 class Refused(Exception):  # noqa: N818 (a fact about the node)
-    """This memory cannot be used, in one line: what was found there, and what to do about it."""
+    """This memory cannot be used; the message says what was found there, and what to do about it."""
 
 
 # --- locks -----------------------------------------------------------------------------------------------------------
 
 
 def lock(path: Path, *, shared: bool = False) -> int | None:
-    """A lock on a file or folder, to be closed; None where it is not free, or the name is gone."""
+    """Lock a file or folder, returning a descriptor to close; None if it is not free, or the name is gone."""
     with contextlib.ExitStack() as undo, contextlib.suppress(FileNotFoundError):
         taken = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         undo.callback(os.close, taken)
@@ -68,7 +68,7 @@ def lock(path: Path, *, shared: bool = False) -> int | None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a living process holds a checkpoint's lock: its folder a trial, HELD_LOCK a precursor."""
+    """Return whether a living process holds a checkpoint's lock: its folder a trial, HELD_LOCK a precursor."""
     if (taken := lock(path)) is not None:
         os.close(taken)
         return False
@@ -76,7 +76,7 @@ def is_locked(path: Path) -> bool:
 
 
 def same_file(descriptor: int, path: Path) -> bool:
-    """Whether an open file or folder still has this name."""
+    """Return whether an open file or folder still has this name."""
     with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     return False
@@ -95,9 +95,9 @@ def home_name(uid: int) -> str:
 
 @contextlib.contextmanager
 def locked_home(root: str | Path, *, create: bool = False) -> Iterator[Path]:
-    """Our home below `root`, locked: names in it may be changed. Leaves no empty home behind.
+    """Lock our home below `root`, so that names in it may be changed. Leaves no empty home behind.
 
-    Raises FileNotFoundError where there is none (and `create` is off), Refused, OSError.
+    Raises FileNotFoundError if there is none (and `create` is off), Refused, OSError.
     """
     home = Path(root) / home_name(os.geteuid())
     with contextlib.ExitStack() as stack:
@@ -107,7 +107,7 @@ def locked_home(root: str | Path, *, create: bool = False) -> Iterator[Path]:
                     home.mkdir(mode=0o700)
             folder = _open_home(home)
             stack.callback(os.close, folder)
-            # names are changed in milliseconds, or in a reader's patience
+            # changing names takes milliseconds, or a reader's patience
             if not try_lock(folder, wait=LOCK_SECONDS):
                 raise Refused(
                     f"{home} has been locked by another process for {LOCK_SECONDS:.0f} s: is a job suspended?"
@@ -135,7 +135,7 @@ def _open_home(home: Path) -> int:
 
 
 def remove_tree(folder: Path) -> int:
-    """Remove a folder and all below it, where it is there; gives the bytes of its files."""
+    """Remove a folder with its contents, if it exists; return the bytes of its files."""
     freed = sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(folder)
@@ -147,7 +147,7 @@ def remove_tree(folder: Path) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """A checkpoint's folder, with this process's `lease`, an open and locked HELD_LOCK, which keeps it."""
+    """A checkpoint's folder, kept by this process's `lease`, an open and locked HELD_LOCK."""
 
     root: Path
     path: Path
@@ -163,19 +163,20 @@ class Slot:
 
 
 def join(root: str | Path, digest: str) -> Slot:
-    """Take a lease on a checkpoint's folder, made if need be. Raises Refused, OSError (ENOSPC)."""
+    """Take a lease on a checkpoint's folder, creating it if necessary. Raise Refused, OSError (ENOSPC)."""
     with locked_home(root, create=True) as home:
         path = home / digest
         path.mkdir(mode=0o700, exist_ok=True)
         lease = os.open(path / HELD_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try_lock(lease, shared=True, wait=math.inf)  # another process tries it under the home's lock alone
+        try_lock(lease, shared=True, wait=math.inf)  # another process only tries it under the home's lock
         return Slot(root=Path(root), path=path, lease=lease)
 
 
 def leave(slot: Slot, *, patience: float = 10.0, damaged: bool = False) -> int:
-    """Give the lease back; the last living precursor removes the checkpoint, and any a damaged one. Gives the bytes freed.
+    """Give the lease back; the last living precursor removes the checkpoint, and any removes a damaged one. Return the bytes
+    freed.
 
-    Trials get `patience` seconds to end; then the names go, and each trial keeps what it has mapped.
+    Trials get `patience` seconds to exit; then the names go, and each trial keeps what it has mapped.
     """
     lost = slot.lost()
     os.close(slot.lease)
@@ -186,11 +187,11 @@ def leave(slot: Slot, *, patience: float = 10.0, damaged: bool = False) -> int:
 
 
 def _retire(home: Path, digest: str, patience: float) -> Path:
-    """Take a checkpoint out of use in one step, once no process reads it, or after `patience` seconds; its remains."""
+    """Take a checkpoint out of use atomically, once no process reads it, or after `patience` seconds; return its remains."""
     deadline = time.monotonic() + patience
     while (taken := lock(home / digest)) is None and time.monotonic() < deadline:
         time.sleep(0.01)
-    try:  # with the lock taken, no new reader comes
+    try:  # while the lock is held no new reader comes
         return (home / digest).rename(home / f"{RETIRED}{digest}-{secrets.token_hex(4)}")
     finally:
         if taken is not None:
@@ -205,9 +206,9 @@ def remove_unused(
     even_used: bool = False,
     patience: float = 0.0,
 ) -> dict[str, int | None]:
-    """Remove what no living precursor holds and no trial reads: retired checkpoints, and each other one but `keep`.
+    """Remove what no living precursor holds and no trial reads: retired checkpoints, and every other one except `keep`.
 
-    Name -> bytes freed, None of one in use. With `even_used` none stays: trials get `patience` seconds to end.
+    Return name -> bytes freed, None for one in use. With `even_used` none is kept: trials get `patience` seconds to exit.
     """
     found: dict[str, int | None] = {}
     for path in sorted(home.iterdir()):
@@ -223,10 +224,10 @@ def remove_unused(
 
 
 def clean(root: str | Path, *, everything: bool = False, patience: float = 2.0) -> dict[str, Any]:
-    """Remove copies below `root` that are not in use; with `everything` all: a living precursor sees it, and ends.
+    """Remove copies below `root` that are not in use, or with `everything` all: a living precursor notices and exits.
 
-    What was done, as `clean` prints it; `kept`: copies in use; `problems`: names that are not evalspan's, left alone, or why
-    none could be removed. `patience`: seconds that a trial gets to finish opening files.
+    Return what was done, as `clean` prints it; `kept`: copies in use; `problems`: names that are not evalspan's, left alone,
+    or why none could be removed. `patience`: seconds for a trial to finish opening files.
     """
     found: dict[str, int | None] = {}
     problems = []
@@ -234,7 +235,7 @@ def clean(root: str | Path, *, everything: bool = False, patience: float = 2.0) 
         with locked_home(root) as home:
             found = remove_unused(home, even_used=everything, patience=patience)
             strange = [path for path in home.iterdir() if path.name not in found]
-            problems = [f"{path} is none of evalspan's names: it was left alone" for path in strange]
+            problems = [f"{path} is not one of evalspan's names: it was left alone" for path in strange]
     except FileNotFoundError:
         pass
     except (Refused, OSError) as error:
@@ -249,7 +250,7 @@ def clean(root: str | Path, *, everything: bool = False, patience: float = 2.0) 
 
 
 def clean_main(argv: Sequence[str]) -> int:
-    """The `clean` verb: prints one JSON object a root. Exit status 1 where something was left alone."""
+    """Run the `clean` verb: print one JSON object per root. Exit status 1 if something was left alone."""
     parser = argparse.ArgumentParser(prog="python -m evaljobs clean", description="Remove unused copies.")
     parser.add_argument("--root", action="append", help="default: /dev/shm")
     parser.add_argument("--all", action="store_true", help="copies in use, too")
@@ -268,11 +269,11 @@ def clean_main(argv: Sequence[str]) -> int:
 
 
 class NotStaged(FileNotFoundError):  # noqa: N818 (a fact about a path)
-    """A staged path without a whole copy (not yet, or no more)."""
+    """A staged path without a complete copy (not yet, or no longer)."""
 
 
 def slot_of(model_path: str | Path) -> Path | None:
-    """The checkpoint folder that a staged model path lies in; None where the path is not staged."""
+    """Return the checkpoint folder of a staged model path; None if the path is not staged."""
     path = Path(model_path)
     ours = (
         path.name == MODEL and DIGEST.fullmatch(path.parent.name) and HOME.fullmatch(path.parent.parent.name)
@@ -282,10 +283,9 @@ def slot_of(model_path: str | Path) -> Path | None:
 
 @contextlib.contextmanager
 def reading(model_path: str | Path, *, wait_seconds: float = 0.0) -> Iterator[None]:
-    """Hold a lock on staged weights, so that their names stay until they are loaded; nothing for other paths.
+    """Hold a lock on staged weights, so that their names stay until they are loaded; does nothing for other paths.
 
-    A trial holds it until it ends. Waits up to `wait_seconds` for a copy under way, with progress in the log. Raises
-    NotStaged.
+    A trial holds it until it ends. Waits up to `wait_seconds` for a copy in progress, logging its progress. Raises NotStaged.
     """
     slot = slot_of(model_path)
     if slot is None:
@@ -307,7 +307,7 @@ def reading(model_path: str | Path, *, wait_seconds: float = 0.0) -> Iterator[No
 
 
 def _lock_whole(slot: Path) -> int | None:
-    """A shared lock on a whole copy; None where there is none (yet)."""
+    """Return a shared lock on a complete copy; None if there is none (yet)."""
     taken = lock(slot, shared=True)
     if taken is None or (slot / MANIFEST).exists():
         return taken
@@ -316,7 +316,7 @@ def _lock_whole(slot: Path) -> int | None:
 
 
 def _copied(slot: Path) -> int:
-    """Bytes of a copy under way (pages that are written, not the files' sizes)."""
+    """Return the bytes of a copy in progress (written pages, not the files' sizes)."""
     with contextlib.suppress(OSError):
         return sum(f.stat().st_blocks * 512 for f in (slot / INCOMING).rglob("*"))
     return 0

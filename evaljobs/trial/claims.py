@@ -1,7 +1,7 @@
-"""A trial's claims: it reports shards that are on disk, and gets the next one, also while Redis is away.
+"""A trial's claims: reports finished shards and gets the next one, even while Redis is unreachable.
 
-Rule: while Redis is away, the trial runs unclaimed shards of its lane (`Ahead`). It reports
-them before its next claim. Called from `trial.trial`, on the trial's thread alone.
+Rule: while Redis is unreachable, the trial runs unclaimed shards of its lane (`Ahead`), and reports them before its next
+claim. Only called on the trial's thread, from `trial.trial`.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ log = logging.getLogger(__name__)
 
 
 class Ahead:
-    """Shards of a trial's lane that come next, as Redis last named them: none is claimed, so any trial may steal them.
+    """The next shards of a trial's lane, as last named by Redis: unclaimed, so any trial may steal them.
 
-    The trial's thread takes each name once; the heartbeat thread renews them. Where two trials ran one shard meanwhile,
-    its first record on disk counts.
+    The trial's thread takes each name once; the heartbeat thread renews them. If two trials run the same shard, its first
+    record on disk counts.
     """
 
     def __init__(self) -> None:
-        self.away = False  # a call to Redis failed, and no heartbeat has succeeded since then
+        self.away = False  # a call to Redis failed, and no heartbeat has succeeded since
         self._names: tuple[str, ...] = ()
         self._had: set[str] = set()
 
     def renew(self, names: Iterable[str]) -> None:
-        """Redis answers, and these shards come next: the first one first."""
+        """Record that Redis answers and that these shards come next, in order."""
         self._names = tuple(names)
         self.away = False
 
     def had(self, shard: str) -> None:
-        """The trial has this shard from Redis, so it is not taken from here as well."""
+        """Record that the trial got this shard from Redis, so that it is not taken from here as well."""
         self._had.add(shard)
 
     def take(self, fits: Callable[[str], bool]) -> str | None:
-        """While Redis is away: the next shard that the trial has not had and that `fits`; else None."""
+        """While Redis is unreachable, return the next new shard that `fits`; otherwise None."""
         if not self.away:
             return None
         shard = next((name for name in self._names if name not in self._had and fits(name)), None)
@@ -51,11 +51,11 @@ class Ahead:
 
 
 class QueueLostError(Exception):
-    """Redis was away for longer than a GPU may wait for it."""
+    """Redis was unreachable for longer than a GPU may wait for it."""
 
 
 class Claims:
-    """Claims of one trial. `pause` sleeps so many seconds, `ahead` is renewed by the heartbeat thread."""
+    """Claims of one trial. `pause` sleeps for some seconds, `ahead` is renewed by the heartbeat thread."""
 
     def __init__(
         self,
@@ -69,17 +69,17 @@ class Claims:
         self._spec, self._lane, self._ahead = spec, lane, ahead
         self._pause, self._monotonic = pause, monotonic
         self._queue = WorkQueue(Link(Path(spec.redis_file)), spec.evaluation_id)
-        self._unreported: list[str] = []  # shards on disk that Redis has as claimed or queued still
+        self._unreported: list[str] = []  # finished shards that Redis still has as claimed or queued
 
     def dumped(self, shard: str) -> None:
-        """The shard is on disk: `next` reports it."""
+        """Record that the shard is on disk; `next` reports it."""
         self._unreported.append(shard)
 
     def next(self, response_bytes: int, runs: Callable[[str], bool]) -> Claim:
-        """The next claim; while Redis is away, a shard of `ahead` that this trial `runs`.
+        """Return the next claim; while Redis is unreachable, a shard of `ahead` that this trial `runs`.
 
-        `response_bytes`: length of the trial's response file. Where there is no such shard, the call
-        waits for Redis; QueueLostError after `redis_patience_seconds`.
+        `response_bytes`: length of the trial's response file. Without such a shard, the call waits for Redis and raises
+        QueueLostError after `redis_patience_seconds`.
         """
         patience = self._spec.redis_patience_seconds
         deadline = self._monotonic() + patience
@@ -93,11 +93,11 @@ class Claims:
             if (shard := self._ahead.take(runs)) is not None:
                 break
             if self._monotonic() + pause > deadline:
-                raise QueueLostError(f"Redis was away for {patience:g} s: {away}")
-            log.warning("queue: %s; again in %.1f s", away, pause)
+                raise QueueLostError(f"Redis was unreachable for {patience:g} s: {away}")
+            log.warning("queue: %s; retrying in %.1f s", away, pause)
             self._pause(pause)
             pause = min(pause * 2, 10.0)
-        log.warning("Redis is away; %s of this lane is run meanwhile", shard)
+        log.warning("Redis is unreachable; running %s of this lane meanwhile", shard)
         return Claim(kind="shard", shard=shard)
 
     def _claimed(self, response_bytes: int) -> Claim:
@@ -110,6 +110,6 @@ class Claims:
         return claim
 
     def give_back(self, shard: str) -> None:
-        """Return an unfinished shard to the queue where Redis answers; else the coordinator finds it."""
+        """Return an unfinished shard to the queue if Redis answers; otherwise the coordinator finds it."""
         with contextlib.suppress(QueueUnavailable):
             self._queue.give_back(self._lane.trial, shard)

@@ -1,10 +1,9 @@
 """The `host` job: stages into its own memory, runs the node's trials as its children, then clears.
 
-Rule: it serves nodes whose /dev/shm is private to a job, or that take one job at a time. Each trial
-is a process with its share of the job's GPUs. SIGTERM is passed on; a trial that does not end in
-time is killed. A trial that died without an outcome is reported at once, so that its shard goes to
-another. The weights are cleared when all trials have ended. The exit status is the worst of theirs.
-Called from `python -m evaljobs host`.
+Rule: it serves nodes whose /dev/shm is private to a job, or that run one job at a time. Each trial is a process with its
+share of the job's GPUs. SIGTERM is passed on; a trial that does not exit in time is killed. A trial that died without an
+outcome is reported at once, so that its shard goes to another. The weights are cleared when all trials have ended. The exit
+status is the worst of theirs. Called from `python -m evaljobs host`.
 """
 
 from __future__ import annotations
@@ -32,10 +31,9 @@ STOP_SECONDS = 20.0  # seconds for trials to end; Slurm's KillWait of 30 s leave
 
 
 def gpus_of(environment: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The variables that a trial's GPUs are to be named in, and the job's GPUs.
+    """Return the variables that name a trial's GPUs, and the job's GPUs.
 
-    ROCm applies HIP's variable, or CUDA's where that is not set, to what ROCR's leaves, so a second cut there would leave
-    no GPU.
+    ROCm applies HIP's variable, or CUDA's if that is unset, to what ROCR's leaves, so restricting both would leave no GPU.
     """
     named = [n for n in GPU_VARIABLES if environment.get(n)]
     above = [n for n in named if n != ROCR] or named
@@ -46,16 +44,16 @@ def gpus_of(environment: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str,
 
 
 def share(gpus: Sequence[str], members: int, per_trial: int) -> list[str | None]:
-    """The GPUs of each trial, `per_trial` of them; None where one trial has all that the job has.
+    """Return the GPUs of each trial, `per_trial` of them; None if one trial has all of the job's.
 
-    Raises OperatorError where there are too few: two trials on one GPU would run out of memory.
+    Raise OperatorError if there are too few: two trials on one GPU would run out of memory.
     """
     if per_trial == 0 or (not gpus and members == 1):
         return [None] * members
     if not gpus:
         raise OperatorError(
             f"no variable names the GPUs of this job ({', '.join(GPU_VARIABLES)}), so that its {members} trials "
-            "cannot share them: have Slurm's gres.conf set one, or give --slots 1 to `evalspan eval`"
+            "cannot share them: have Slurm's gres.conf set one, or pass --slots 1 to `evalspan eval`"
         )
     if len(gpus) < members * per_trial:
         raise OperatorError(
@@ -97,7 +95,7 @@ def _run_trials(
     shares: Sequence[Mapping[str, str]],
     stop: threading.Event,
 ) -> int:
-    """Run the trials to their end; returns the worst exit status."""
+    """Run the trials to completion and return the worst exit status."""
     paths = EvaluationPaths(spec.stage.evaluation_dir)
     place = paths.spec(f"{spec.name}.trial")
     write_record(place, spec.trial.model_copy(update={"model_path": holding.staged.path}))
@@ -125,9 +123,9 @@ def _run_trials(
 
 
 def _report_dead(trial: TrialSpec, children: Sequence[subprocess.Popen[bytes]], reported: set[int]) -> None:
-    """Write `Failed` for trials that died without an outcome; `reported` are indexes done.
+    """Write `Failed` for trials that died without an outcome; `reported`: indexes already done.
 
-    A child that got SIGKILL in a job in which the kernel killed for lack of memory died of that.
+    A child that got SIGKILL in a job with out-of-memory kills died of that.
     """
     paths = EvaluationPaths(trial.evaluation_dir)
     for index, (lane, child) in enumerate(zip(trial.lanes, children, strict=False)):
@@ -135,7 +133,7 @@ def _report_dead(trial: TrialSpec, children: Sequence[subprocess.Popen[bytes]], 
             continue
         left = [is_there(paths.outcome(kind, lane.trial)) for kind in ("trial-ended", "failed")]
         if None in left and not any(left):
-            continue  # storage does not answer: look again next time
+            continue  # storage does not answer: try again next time
         reported.add(index)
         if any(left):
             continue

@@ -1,7 +1,7 @@
-"""Runs a shard: reads its batches, has the engine answer them, makes the record; or finds how much of a batch fits.
+"""Runs a shard: reads its batches, has the engine answer them, builds the record; or measures how much of a batch fits.
 
-Rule: sampling is seeded per batch from (seed, request set, batch number), so draws do not depend on where or in which order
-batches run. A size is found by halves on the very batch that did not fit, through the engine's own `answers`; only torch's
+Rule: sampling is seeded per batch from (seed, request set, batch number), so it does not depend on where or in which order
+batches run. A size is found by bisecting the very batch that did not fit, through the engine's own `answers`; only torch's
 out-of-memory error counts, which leaves the engine usable. Called from `trial`.
 """
 
@@ -30,7 +30,7 @@ What = Literal["likelihoods", "unit", "generation"]
 
 
 class TooLargeError(Exception):
-    """A batch does not fit: `fits` of its `of` parts do, as in `outcomes.TooLarge`."""
+    """A batch that does not fit: `fits` of its `of` parts do, as in `outcomes.TooLarge`."""
 
     def __init__(self, said: str, *, what: What, fits: int, of: int) -> None:
         super().__init__(said)
@@ -38,13 +38,13 @@ class TooLargeError(Exception):
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether torch could not allocate memory on the GPU."""
+    """Return whether torch could not allocate memory on the GPU."""
     torch: Any = sys.modules.get("torch")
     return torch is not None and isinstance(error, torch.OutOfMemoryError)
 
 
 def free_memory() -> None:
-    """Return the GPU memory that torch keeps for later allocations."""
+    """Release the GPU memory that torch caches."""
     gc.collect()  # an exception's frames held tensors in cycles
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
@@ -54,9 +54,9 @@ def free_memory() -> None:
 def measured(
     engine: Engine, batch: Batch, seed: int, said: str, *, fast: bool, tick: Callable[[], None]
 ) -> TooLargeError:
-    """The error to raise for a batch that did not fit. `fast`: it was cut by a token budget.
+    """Return the error to raise for a batch that did not fit. `fast`: it was cut by a token budget.
 
-    Calls `tick` before each try; what `tick` raises ends the search.
+    Calls `tick` before each attempt; an exception from `tick` ends the search.
     """
     free_memory()
     of = _parts(batch)
@@ -86,14 +86,14 @@ def _parts(batch: Batch) -> int:
 
 
 def _row(piece: Piece) -> Hashable:
-    """The row of the forward pass that answers a request: lm-eval asks for likelihoods after equal tokens once."""
+    """Return the row of the forward pass that answers a request: lm-eval runs likelihoods with equal tokens once."""
     if piece.kind == "generate_until" or isinstance(piece.context, str):
         return piece.index
     return (*piece.context, *piece.continuation[:-1])
 
 
 def longest(batch: Batch, parts: int) -> Batch:
-    """The batch's longest parts. A batch of that size has its longest requests, so this is how large it gets."""
+    """Return the batch's longest parts, the largest that a batch of that size can get."""
     if batch.unit is None:
         ordered = sorted(batch.pieces, key=lambda piece: -piece.length)
         chosen = set(list(dict.fromkeys(map(_row, ordered)))[:parts])
@@ -110,7 +110,7 @@ class RequestSet:
         self.index = read_record(batch_index_file(folder, cut), BatchIndex)
 
     def batches(self, first: int, end: int) -> list[Batch]:
-        """Batches first..end-1, all read at once: storage does not delay inference."""
+        """Read batches first..end-1 at once, so that storage does not delay inference."""
         start, stop = self.index.offsets[first], self.index.offsets[end]
         with self._file.open("rb") as file:
             file.seek(start)
@@ -119,7 +119,7 @@ class RequestSet:
 
 
 def batch_seed(seed: int, key: str, number: int) -> int:
-    """The seed of a batch, below 2**32. `key`: of its request set; `number`: its place there."""
+    """Return the seed of a batch, below 2**32. `key`: of its request set; `number`: its index there."""
     digest = hashlib.sha256(f"{seed}|{key}|{number}".encode()).digest()
     return int.from_bytes(digest[:4], "little")
 
@@ -133,10 +133,10 @@ def run_shard(
     seed: int,
     tick: Callable[[int, int], None] = lambda _done, _of: None,
 ) -> ShardResponses:
-    """All answers of a shard. The engine calls `tick(batches done, batches in all)` meanwhile.
+    """Return all answers of a shard. The engine calls `tick(batches done, total batches)` meanwhile.
 
-    TooLargeError: a batch does not fit the GPU's memory; the engine has freed what it took. BrokenWeightsError: an answer is
-    not finite.
+    TooLargeError: a batch does not fit the GPU's memory, and the engine has released what it used. BrokenWeightsError: an
+    answer is not finite.
     """
     name = ShardId.parse(shard)
     numbers = range(name.first_batch, name.end_batch)

@@ -1,8 +1,8 @@
-"""Trained values, which training took from its own memory by `notify(fingerprint=model)`, against the weights of a trial.
+"""Comparison of a trial's weights with trained values, recorded by `notify(fingerprint=model)` from training's memory.
 
-Rule: values are compared bit for bit after the roundings of saving and loading, token ids as they are, logits within a
-tolerance. A tensor of another name, shape or kind of number is not checkable, and is said. Weights that differ are the
-checkpoint's fault, or this node's where the files on storage are right. Called from `trial`, once the model is loaded.
+Rule: values are compared bit by bit after the roundings of saving and loading, token ids exactly, logits within a tolerance.
+A tensor with another name, shape or kind of number is reported as not checkable. Differing weights are the checkpoint's
+fault, or this node's if the files on storage are right. Called from `trial`, once the model is loaded.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from torch import Tensor, dtype
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")
-MOST_NAMES = 3  # tensors of one kind that are named in a message
-# Root mean square of the differences of right logits over their standard deviation, by the coarsest numbers of either side.
+MOST_NAMES = 3  # tensors of one kind named in a message
+# Root mean square difference of correct logits over their standard deviation, by the coarser numbers of both sides.
 # SmolLM2-135M, from float32: other kernels 3e-6, float16 0.02, bfloat16 0.06; rope_theta x 0.1 0.4, rms_norm_eps 1e-6 1e-3
 MOST_APART = {"float64": 2e-4, "float32": 2e-4, "float16": 0.05, "tf32": 0.05, "bfloat16": 0.25}
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
-UNREAD = "what training left of its weights cannot be read"
+UNREAD = "training's recorded values cannot be read"
 
 
 class Part(NamedTuple):
@@ -45,11 +45,11 @@ class Part(NamedTuple):
 
 
 def check(paths: EvaluationPaths, spec: TrialSpec, model: object, tokenizer: Any = None) -> str:
-    """What could not be compared, in words; "" where all was, or training left no values.
+    """Return a description of what could not be compared; "" if everything was, or training recorded no values.
 
-    `model`: a torch module, or what else an engine has: then the staged files are compared. `tokenizer`: as lm-eval's class
-    of the engine has it. OperatorError where the checkpoint's weights, tokenizer or settings are not training's,
-    RetryError where only this node's weights are not.
+    `model`: a torch module, or another object of an engine, in which case the staged files are compared. `tokenizer`: as in
+    lm-eval's class of the engine. Raise OperatorError if the checkpoint's weights, tokenizer or settings differ from
+    training's, RetryError if only this node's weights do.
     """
     try:
         text = paths.trained_values.read_bytes()
@@ -81,7 +81,7 @@ def check(paths: EvaluationPaths, spec: TrialSpec, model: object, tokenizer: Any
         unseen += compare_logits(left, module, staged) if left and not wrong else []
     except OperatorError as error:
         raise OperatorError(f"{error}. {mend}") from error
-    except MALFORMED as error:  # a RuntimeError may be the GPU's
+    except MALFORMED as error:  # a RuntimeError may come from the GPU
         return f"{UNREAD}: {one_line(error)}"
     if wrong:
         (first, how), others = next(iter(wrong.items())), len(wrong) - 1
@@ -92,20 +92,20 @@ def check(paths: EvaluationPaths, spec: TrialSpec, model: object, tokenizer: Any
             raise OperatorError(f"wrong weights: {said}. {mend}")
         if all(sum(tensor is served[name] for tensor in served.values()) > 1 for name in wrong):
             raise OperatorError(
-                f"wrong settings of the model: {said}, and the file has that, too: tie_word_embeddings in config.json. {mend}"
+                f"wrong settings of the model: {said}, and so does the file: see tie_word_embeddings in config.json. {mend}"
             )
-        raise RetryError(f"the weights on storage are training's, and those of this node not: {said}")
+        raise RetryError(f"the weights on storage match training's, but those on this node do not: {said}")
     if missed := [name for name in names if name not in checked]:
         unseen.insert(
             0,
             f"{len(names) - len(missed)} of {len(names)} tensors of the checkpoint were compared with training's; not "
-            f"checkable, since training left no values of this name, shape and kind: {', '.join(in_few_words(missed))}",
+            f"checkable, since training recorded no values of this name, shape and kind: {', '.join(in_few_words(missed))}",
         )
     return "; ".join(unseen)
 
 
 def in_few_words(names: Sequence[str]) -> Iterator[str]:
-    """Name each tensor, or where layers have more than MOST_NAMES alike, the kind and how many there are."""
+    """Yield each tensor's name, or if more than MOST_NAMES layers have one, the kind and their number."""
     kinds: dict[str, list[str]] = {}
     for name in names:
         kinds.setdefault(re.sub(r"\b\d+\b", "*", name), []).append(name)
@@ -114,9 +114,9 @@ def in_few_words(names: Sequence[str]) -> Iterator[str]:
 
 
 def compare_ids(left: Mapping[str, Any], tokenizer: Any, model: Any, chosen: str) -> list[str]:
-    """Return what is not checkable. OperatorError where the tokenizer's ids, or the special ids, are not training's.
+    """Return what is not checkable. Raise OperatorError if the tokenizer's ids or the special ids differ from training's.
 
-    `chosen`: model_args that choose the tokenizer, which explain other ids; or "". Another id of padding changes no score.
+    `chosen`: model_args that choose the tokenizer, which explain other ids; or "". Another padding id changes no score.
     """
     if tokenizer is None:
         return ["training's token ids are not checkable with this engine"]
@@ -144,7 +144,7 @@ def _ids(value: Any) -> set[Any]:
 
 
 def compare_logits(left: Mapping[str, Any], model: Any, saved: Mapping[str, Tensor]) -> list[str]:
-    """Return why logits are not checkable. OperatorError where the model's differ from training's by more than rounding.
+    """Return why logits are not checkable. Raise OperatorError if the model's differ from training's by more than rounding.
 
     `model`: a torch module, or None.
     """
@@ -173,13 +173,13 @@ def compare_logits(left: Mapping[str, Any], model: Any, saved: Mapping[str, Tens
     if apart <= MOST_APART[coarsest]:
         return []
     raise OperatorError(
-        f"wrong weights or settings of the model: logits differ from training's by {apart:.2g} of their spread, where "
-        f"rounding in {coarsest} makes less than {MOST_APART[coarsest]:g}"
+        f"wrong weights or settings of the model: logits differ from training's by {apart:.2g} of their spread, while "
+        f"rounding in {coarsest} causes less than {MOST_APART[coarsest]:g}"
     )
 
 
 def stored(folder: str | Path) -> dict[str, Tensor]:
-    """The tensors of a folder's safetensors files: mapped, and read where they are looked at."""
+    """Map the tensors of a folder's safetensors files, read on access."""
     from safetensors import safe_open  # noqa: PLC0415 (it imports torch)
 
     files: list[Any] = [safe_open(file, "pt") for file in sorted(Path(folder).glob("*.safetensors"))]
@@ -187,7 +187,7 @@ def stored(folder: str | Path) -> dict[str, Tensor]:
 
 
 def read(text: bytes) -> Iterator[Part]:
-    """The parts that the ranks left, a line each. ValueError and others where they are malformed."""
+    """Yield the parts recorded by the ranks, one per line. Raise ValueError and others if they are malformed."""
     import torch  # noqa: PLC0415
 
     for line in text.splitlines():
@@ -210,7 +210,7 @@ def read(text: bytes) -> Iterator[Part]:
 def compare(
     parts: Sequence[Part], served: Mapping[str, Tensor], saved: Mapping[str, Tensor]
 ) -> tuple[dict[str, str], set[str]]:
-    """Tensors that are wrong, with how they differ; and those of which the parts of all ranks were compared.
+    """Return tensors that are wrong, with the difference; and those with the parts of all ranks compared.
 
     `saved`: the tensors in the files, whose dtypes count.
     """
@@ -235,9 +235,9 @@ def compare(
 
 
 def equal(values: Tensor, there: Tensor, saved: dtype | None) -> Tensor | None:
-    """Which values are those that are served? As booleans; None where the roundings between them are not known.
+    """Return which values match the served ones; None if the roundings between them are unknown.
 
-    `saved`: the dtype in the file; None: any. Training may save masters, of which its own values are roundings.
+    `saved`: the dtype in the file; None: any. Training may save masters that its own values are rounded from.
     """
     import torch  # noqa: PLC0415
 

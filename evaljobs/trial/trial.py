@@ -1,9 +1,8 @@
 """The `trial` job: one model load on k GPUs that runs shards until the queue is empty.
 
-Rule: a shard counts when its record is on disk, whatever Redis says. While Redis is away, the trial
-runs shards of its lane (`claims.Ahead`) and reports them later. On SIGTERM it stops between two
-tokens: its shard goes back to the queue, and dumped records stay. Called from `python -m evaljobs
-trial`.
+Rule: a shard counts when its record is on disk, whatever Redis says. While Redis is unreachable, the trial runs shards of its
+lane (`claims.Ahead`) and reports them later. On SIGTERM it stops between two tokens: its shard goes back to the queue, and
+written records are kept. Called from `python -m evaljobs trial`.
 """
 
 from __future__ import annotations
@@ -46,16 +45,15 @@ from evaljobs.trial.shard_runner import RequestSet, TooLargeError, run_shard
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 2.0
-AHEAD_SECONDS = 10.0  # between two looks at the shards that come next
-BEAT_SECONDS = 10.0  # most seconds to wait for a heartbeat in progress
-FILL_PATIENCE_SECONDS = 600.0  # most seconds to wait for a filled queue or request sets
+AHEAD_SECONDS = 10.0  # between two looks at the next shards
+BEAT_SECONDS = 10.0  # longest wait for a heartbeat in progress
+FILL_PATIENCE_SECONDS = 600.0  # longest wait for a filled queue or request sets
 STAGING_PATIENCE_SECONDS = 600.0
-# Seconds to wait for a sign of the weights. Trials are submitted after staging, so a node without
-# one has another /dev/shm.
+# How long to wait for a sign of the weights. Trials are submitted after staging, so a node without one has another /dev/shm.
 UNSEEN_PATIENCE_SECONDS = 5.0
 POLL_SECONDS = 0.5
 NOTHING = Loaded(devices="", gpus=0, import_seconds=0.0, load_seconds=0.0)
-MOST_SAID = 300  # characters of torch's error that an outcome keeps
+MOST_SAID = 300  # characters of torch's error kept in an outcome
 
 
 class TerminatedError(BaseException):
@@ -67,7 +65,7 @@ class UnstagedError(RetryError):
 
 
 class OvertakenError(Exception):
-    """Another trial has the current shard or has done it, so this one drops it."""
+    """Another trial has taken or finished the current shard, so this one drops it."""
 
 
 @dataclass(slots=True)
@@ -78,7 +76,7 @@ class Activity:
     shard: str | None = None
     batches_done: int = 0
     batches: int = 0
-    looks: int = 0  # calls of `tick` since the start
+    looks: int = 0  # calls of `tick` so far
     overtaken: str | None = None  # written by the heartbeat thread: a shard that another trial has
 
 
@@ -93,13 +91,13 @@ def main(spec: TrialSpec) -> int:
     try:
         return trial.perform()
     finally:
-        # The outcome is written: a signal must change nothing, also while the interpreter ends.
+        # The outcome is written: a signal must change nothing, even while the interpreter exits.
         for number in handled:
             signal.signal(number, signal.SIG_IGN)
 
 
 class Trial:
-    """One member of the array: its claims, its response file, its outcome."""
+    """One member of the array, with its claims, response file and outcome."""
 
     def __init__(
         self,
@@ -123,14 +121,14 @@ class Trial:
         self._sets: dict[str, str] = dict(spec.request_sets)
         self._open: dict[tuple[str, str], RequestSet] = {}  # by task and cut
         self._batch_size = spec.batch_size
-        self._in_place = True  # the checkpoint is read on storage
-        self._weights = ""  # which of them could not be compared with training's
+        self._in_place = True  # the checkpoint is read from storage
+        self._weights = ""  # weights that could not be compared with training's
         self._too_large = 0  # batches that did not fit
         self._terminated = False
         self._uninterruptible = False
 
     def perform(self) -> int:
-        """Do the work and write an outcome with the reason for the end; returns the exit status."""
+        """Do the work, write an outcome with the reason for the end, and return the exit status."""
         started_at = time.time()
         failed: Failed | None = None
         over = threading.Event()
@@ -197,7 +195,7 @@ class Trial:
                 return self._pull(engine, responses)
 
     def _check_weights(self) -> None:
-        """Raise SourceChanged where what is loaded from storage is not what was announced: its scores would be another's."""
+        """Raise SourceChanged if the weights loaded from storage are not the announced ones."""
         checkpoint, adapters = self.spec.checkpoint, self.spec.adapters
         try:
             if checkpoint is not None and self._in_place:
@@ -233,7 +231,7 @@ class Trial:
         raise QueueLostError(f"no request sets in {place} after {FILL_PATIENCE_SECONDS:g} s")
 
     def _pull(self, engine: Engine, responses: FrameWriter) -> str:
-        """Claim shards until the queue is drained or stays unfilled; returns the reason."""
+        """Claim shards until the queue is drained or stays unfilled, and return the reason."""
         unfilled_since: float | None = None
         while True:
             self._check_terminated()
@@ -247,7 +245,7 @@ class Trial:
                 self._run_one(engine, shard, responses)
                 continue
             if claim.kind == "drained":
-                return "drained"  # a shard that comes back later gets a trial of its own
+                return "drained"  # a shard that returns later gets a trial of its own
             unfilled_since = unfilled_since or time.monotonic()
             if time.monotonic() - unfilled_since > FILL_PATIENCE_SECONDS:
                 return "queue-lost"
@@ -268,13 +266,13 @@ class Trial:
                     tick=self._tick,
                 )
         except OvertakenError:
-            log.info("%s is dropped: another trial has it", shard)
+            log.info("dropping %s: another trial has it", shard)
             self.activity.shard = None
             return
         except TooLargeError as error:
             self._report_too_large(engine, shard, error)
             return
-        if not engine.loaded.gpus:  # the weights are mapped files, also after they were loaded
+        if not engine.loaded.gpus:  # the weights are mapped files, even after loading
             self._check_weights()
         self._uninterruptible = True
         with self._spent("dump"):
@@ -288,7 +286,7 @@ class Trial:
             raise TerminatedError
 
     def _report_too_large(self, engine: Engine, shard: str, error: TooLargeError) -> None:
-        """Write the outcome and drop the shard: the coordinator decides in which batches its task goes on."""
+        """Write the outcome and drop the shard: the coordinator decides how its task is batched from now on."""
         log.warning(
             "%s: %d of %d rows of a batch fit this GPU's memory: %s", shard, error.fits, error.of, error
         )
@@ -306,12 +304,12 @@ class Trial:
         )
         write_outcome(self.paths, outcome)
         self.activity.shard = None
-        self._claims.dumped(shard)  # no other trial shall try it
+        self._claims.dumped(shard)  # no other trial must try it
 
     def _has_requests(self, shard: str) -> bool:
-        """Whether the request set of the shard's task is there, named at the start or in the file of later ones.
+        """Return whether the request set of the shard's task exists, named at the start or in the file of later ones.
 
-        False for one that was removed: it is built again.
+        False for one that was removed, which is rebuilt.
         """
         task, place = ShardId.parse(shard).task, self.spec.request_sets_file
         if task not in self._sets and place is not None:
@@ -328,20 +326,20 @@ class Trial:
     # --- queue ---------------------------------------------------------------------------------------------------
 
     def _drop_shard(self, beating: threading.Thread) -> None:
-        """Give back the current shard, once the last heartbeat cannot claim it anew."""
+        """Give back the current shard, once the last heartbeat cannot claim it again."""
         if self.activity.shard is not None:
             beating.join(BEAT_SECONDS)
             self._claims.give_back(self.activity.shard)
 
     def _beat(self, over: threading.Event) -> None:
-        """Send heartbeats on a connection of its own until `over`; skip a queue that is away."""
+        """Send heartbeats on a separate connection until `over`; skip while the queue is unreachable."""
         queue: WorkQueue | None = None
         renew_at = 0.0
         while not over.wait(HEARTBEAT_SECONDS if queue is not None else POLL_SECONDS):
             now = self.activity
-            shard = now.shard  # read once: the trial's thread changes it meanwhile
+            shard = now.shard  # read once, since the trial's thread changes it
             if shard == now.overtaken:
-                shard = None  # a beat would claim it anew once the other trial has done it
+                shard = None  # a beat would claim it again once the other trial has done it
             try:
                 queue = queue or WorkQueue(Link(Path(self.spec.redis_file)), self.spec.evaluation_id)
                 held = queue.heartbeat(
@@ -358,7 +356,7 @@ class Trial:
                     self._ahead.renew(queue.ahead(self.lane.lane))
                     renew_at = time.monotonic() + AHEAD_SECONDS
             except QueueUnavailable:
-                self._ahead.away = True  # the trial's thread need not find out by a timeout of its own
+                self._ahead.away = True  # the trial's thread need not wait for its own timeout
 
     def _pause(self, seconds: float) -> None:
         with self._spent("wait"):
@@ -390,7 +388,7 @@ class Trial:
             raise TerminatedError
 
     def _check_terminated(self) -> None:
-        """Raise TerminatedError again, where a library has swallowed the handler's."""
+        """Raise TerminatedError again, in case a library has swallowed the handler's."""
         if self._terminated:
             raise TerminatedError
 

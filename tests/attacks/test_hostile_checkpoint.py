@@ -82,7 +82,7 @@ HOSTILE = {
     **{f"a giant {name}": (giant(name), name) for name in ("config.json", "model.safetensors.index.json",
         "evalspan.sums.json")},
     "many headers": (many_headers, "more than 100 tensors"),
-    **{f"an index with {name!r}": (index_of(name), "which is no file of this folder") for name in OUTSIDE},
+    **{f"an index with {name!r}": (index_of(name), "which is not a file of this folder") for name in OUTSIDE},
     **{f"a config with {key}": (config_with(**{key: HUB}), "org/kernel") for key in IMPLEMENTATIONS},
     **{f"a config with {key} inside": (config_with(text_config={key: HUB}), "org/kernel") for key in IMPLEMENTATIONS},
 }  # fmt: skip

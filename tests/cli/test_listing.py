@@ -187,7 +187,7 @@ def test_validate_says_what_eval_would_say(folder, toy_model, tmp_path):
 
     said = valid("--suite", "toys.toml")
     assert "toy_choice" in said
-    assert "toys is valid; not checked: whether the cluster takes its jobs, the checkpoint" in said
+    assert "toys is valid; not checked: whether the cluster accepts its jobs, the checkpoint" in said
     words = ("--tasks", "toy_choice", "--include_path", str(TASKS), "--limit", "4")
     assert "toy_choice-limit4 is valid" in valid(*words)
     assert "toy_choice-limit4-fast is valid" in valid(*words, "--mode", "fast")

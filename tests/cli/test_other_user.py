@@ -124,7 +124,7 @@ def test_a_cordon_ends_without_a_daemon(work):
     """In the file that the next daemon reads; a node without one is refused."""
     release = ["release", "n1", "--minutes", "0", "--work-dir", str(work.root)]
     cordons.cordon(work.nodes, ["n1", "n2"], time.time() + 600, time.time())
-    assert typed(*release).stdout == "n1 may be taken again\n"
+    assert typed(*release).stdout == "n1 may be used again\n"
     assert list(cordons.read(work.nodes, time.time())) == ["n2"]
     typed(*release, code=1)
 

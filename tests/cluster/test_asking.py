@@ -181,9 +181,9 @@ def test_an_option_that_the_coordinator_needs_is_no_extra_argument(option):
     long = [[f"--{option}=x"], [f"--{option}", "x"], [f"--{option[:-1]}=x"], ["--exclusive", f"--{option}"]]
     short = [[f"-{option}x"], [f"-{option}", "x"], [f"-Hs{option}"]]
     for words in long if len(option) > 1 else short:
-        with pytest.raises(ValueError, match="options of sbatch but for -"):
+        with pytest.raises(ValueError, match="options of sbatch other than -"):
             check_extra_args(tuple(words))
-        with pytest.raises(ValueError, match="options of sbatch but for -"):
+        with pytest.raises(ValueError, match="options of sbatch other than -"):
             check_gpu_request(shlex.join(["--gres=gpu:{n}", *words]))
 
 

@@ -290,7 +290,7 @@ def test_a_job_that_was_never_asked_for_costs_no_try():
     builds = sorted(world.state.jobs.live)
     for _ in range(20):
         world.restart()
-        world.take([ev.JobNotSubmitted(at=world.now, job=n, error="it is in no listing") for n in builds])
+        world.take([ev.JobNotSubmitted(at=world.now, job=n, error="no listing shows it") for n in builds])
     for _ in range(8):
         assert not world.state.ending.reason
         world.tell(ev.JobNotSubmitted, job=builds[0], error="no route", reason="in-doubt")

@@ -69,14 +69,14 @@ def thrice(call, *says):
     return Training(body, says=says)
 
 
-LEFT = "training ends with notices left: {} undelivered to work folder {}"
+LEFT = "training ends with undelivered notices: {} for work folder {}"
 RANKS = ("RANK", "SLURM_PROCID", "PMI_RANK", "OMPI_COMM_WORLD_RANK")
 # fmt: off
 TRAININGS = {
     "its last statement is a notice": Training("print(hook.notify('/c', 7))", (7,), "True"),
     "many notices": Training("for i in range(50): hook.notify('/c', i)\nhook.flush(50)", tuple(range(50))),
     **{f"rank 3 by {name}": Training(f"os.environ[{name!r}] = '3'\nprint(hook.notify('/c', 7))", (), "False") for name in RANKS},
-    "no work folder is named": thrice("os.environ.pop('EVALSPAN_WORK_DIR', 0); hook.notify('/c', 1)", "no work folder: give work_dir"),
+    "no work folder is named": thrice("os.environ.pop('EVALSPAN_WORK_DIR', 0); hook.notify('/c', 1)", "no work folder: pass work_dir"),
     "the work folder is a file": thrice("hook.notify('/c', 1, work_dir=sys.executable)", "and they wait", LEFT.format(3, sys.executable)),
     "the work folder cannot be made": thrice("hook.notify('/c', 1, work_dir='/proc/nothing/x')", "no work folder /proc/nothing/x: notices wait", LEFT.format(3, "/proc/")),
     "the work folder is mistyped": thrice("hook.notify('/c', 1, work_dir=AWAY)", "/away: notices wait", LEFT.format(3, "")),
@@ -94,7 +94,7 @@ TRAININGS = {
         """, (), "True", ("no notice can be written to /proc/self", LEFT.format(1, "/proc/self"))),
     "faults of two kinds": Training(
         "for step in ('seven', 'eight', 9): hook.notify('/c/1', step, work_dir=AWAY)",
-        says=("checkpoint '/c/1' of step 'seven' is not announced: ValueError", "there is no work folder", LEFT.format(1, "")),
+        says=("checkpoint '/c/1' of step 'seven' is not announced: ValueError", "does not exist: notices wait", LEFT.format(1, "")),
     ),
     "stderr is closed": Training("sys.stderr.close(); os.close(2); del os.environ['EVALSPAN_WORK_DIR']\nprint(hook.notify('/c', 1))", out="False"),
     "the work folder is away for a moment": Training("""
@@ -112,7 +112,7 @@ TRAININGS = {
             hook.notify(f'/c/{i}', i)
         while len(hook._courier.notices) > 3: pass
         print({n["_work_dir"] for n in hook._courier.notices} == {AWAY})
-        """, (0, 1, 2), "True", ("there is no work folder", LEFT.format(3, ""))),
+        """, (0, 1, 2), "True", ("does not exist: notices wait", LEFT.format(3, ""))),
     "an inbox cannot be written": Training(
         "hook.FLUSH_SECONDS = 0.5\nfor i in range(20): hook.notify('/c', i, work_dir='/proc/self')",
         says=("no notice can be written to /proc/self", LEFT.format(20, "/proc/self")),

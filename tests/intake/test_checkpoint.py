@@ -216,7 +216,7 @@ def test_a_model_is_fetched_once_and_then_taken_from_the_cache(hub, tmp_path, te
         (Path(folder) / SHARDS[1]).unlink()
         refused, said = asked(hub, text, folder=tmp_path, HF_HUB_OFFLINE="1")
         assert refused is None
-        assert f"{SHARDS[1]}, which is not there" in said
+        assert f"{SHARDS[1]}, which is missing" in said
         assert "`hf download lab/tiny`" in said
         whole, said = asked(hub, text, folder=tmp_path)
         assert (whole, "fetching" in said) == (folder, True)

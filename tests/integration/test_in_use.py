@@ -180,4 +180,4 @@ def test_watch_stays_up_with_the_last_scores_and_ends_in_a_pipe(site):
         daemon.send_signal(signal.SIGTERM)
         daemon.communicate(timeout=120)
     stopped = site.run(site.command("watch"))
-    assert "no process evaluates" in stopped.stdout
+    assert "no evaluation is running" in stopped.stdout

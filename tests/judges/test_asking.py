@@ -101,7 +101,7 @@ def refuses(status):
     return lambda r: r.error(status, "\x1b[2J\x9b31m\a too\r\nlong")
 
 
-NO_ANSWER = None, "no chat completion"
+NO_ANSWER = None, "not a chat completion"
 # what the endpoint does -> its way to answer, the item's value, words of its error, requests sent, asks of the next job
 ANSWERS = {
     # a passing fault is tried again

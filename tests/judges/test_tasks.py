@@ -192,7 +192,7 @@ def test_a_key_crosses_no_network_unencrypted_unless_the_settings_allow_it(monke
     assert judge("http://h/v1/").url == "http://h/v1", "no slash at its end"
     with pytest.raises(CoordinatorError, match="https://HOST/v1"):
         judge("http://[::1/v1")
-    with pytest.raises(CoordinatorError, match="others on the way could read the key: use https"):
+    with pytest.raises(CoordinatorError, match="others on the network could read the key: use https"):
         judge(f"http://{host}/v1", api_key_env="MY_JUDGE_KEY")
     for url in (f"https://{host}/v1", "http://127.0.0.1:1/v1", "http://[::1]/v1", "http://localhost/v1"):
         assert judge(url, api_key_env="MY_JUDGE_KEY").url == url
@@ -248,7 +248,7 @@ def test_a_whole_evaluation_with_a_judge(model_dir, tmp_path, endpoint):
     wide = {**env, "COLUMNS": "200"}
     text = subprocess.run(shown, env=wide, capture_output=True, text=True, timeout=60, check=True).stdout
     assert "of at most 1" in text
-    assert "11 judgements, 1 could not be had, 1100 + 110 tokens" in text
+    assert "11 judgements, 1 missing, 1100 + 110 tokens" in text
     asked = len(endpoint.requests)
     endpoint.handle = lambda r: r.answer("[[A]]")
     retry = [program, "retry", root.name, *where]

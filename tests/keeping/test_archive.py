@@ -291,7 +291,7 @@ def test_prune_changes_nothing_without_yes_and_keeps_baselines(paths, work, tmp_
         assert text in said(*prune)
     settings = tmp_path / "evalspan.toml"
     settings.write_text(f'[retention]\nbaselines = ["{paths.root.name[:4]}*"]\n')
-    assert "nothing is to be" in said(*prune, "--config", str(settings), "--yes")
+    assert "nothing to remove" in said(*prune, "--config", str(settings), "--yes")
     assert count_files(paths) == files
     assert "removed: " in said(*prune, "--yes")
     assert not paths.samples.exists()

@@ -88,7 +88,7 @@ def test_what_reads_an_evaluation_finds_the_same_once_it_is_archived(toy_model, 
     prune(work)
     assert not [*files_in(paths.responses), *files_in(paths.samples), *work.request_sets.iterdir()]
     assert views() == before[0]
-    assert "has no logs any more" in str(typed("logs", name, "--config", settings, code=1).exception)
+    assert "no longer has logs" in str(typed("logs", name, "--config", settings, code=1).exception)
     assert not [record for record in caplog.records if "lacks the times" in record.message]
 
 

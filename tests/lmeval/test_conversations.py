@@ -161,7 +161,7 @@ REFUSED = {
     "no texts in it": ({"metadata": {"follow_up": "number"}}, {}, "neither a text nor a list"),
     "no name": ({"metadata": {"follow_up": 3}}, {}, "no column's name"),
     "a sequence-to-sequence model": ({}, {}, "sequence-to-sequence"),  # it reads a prompt and writes a text
-    "a begun answer": ({"gen_prefix": "Sure:"}, {}, "leave out gen_prefix"),
+    "a begun answer": ({"gen_prefix": "Sure:"}, {}, "omit gen_prefix"),
 }  # fmt: skip
 
 
@@ -188,7 +188,7 @@ def test_a_template_that_changes_is_refused_by_the_trial(model_dir, tmp_path):
     lm = load(str(model_dir), OPTIONS, 4).lm
     (batch,) = RequestSet(place, 4).batches(0, 1)
     lm.tokenizer.chat_template = "Today is Tuesday. " + lm.tokenizer.chat_template
-    with pytest.raises(OperatorError, match="hold the date"):
+    with pytest.raises(OperatorError, match="contain the date"):
         run_batch(lm, batch)
 
 

@@ -265,7 +265,7 @@ def test_what_cannot_be_read_is_refused_with_the_cause(lines, file, text, says, 
 def test_a_yaml_that_holds_itself_is_refused(tasks):
     """An alias within its own value has no end for whoever walks over it."""
     write(tasks, METRIC + "metadata: &x\n  - *x")
-    assert task_yaml.unreadable(tasks / "own.yaml") == "an alias in it holds itself"
+    assert task_yaml.unreadable(tasks / "own.yaml") == "an alias in it contains itself"
     assert task_yaml.parsed(tasks / "own.yaml") == {}
 
 
@@ -373,7 +373,7 @@ def test_a_name_that_is_no_text_is_refused_with_its_file(tmp_path, line):
     (tmp_path / "own.yaml").write_text("task: own\ntag: marked\n")
     odd = tmp_path / "odd.yaml"
     odd.write_text(f"{line}\n")
-    with pytest.raises(OperatorError, match=f"{odd}: (task|group|tag): (123|null|2.5|7) is no text"):
+    with pytest.raises(OperatorError, match=f"{odd}: (task|group|tag): (123|null|2.5|7) is not text"):
         ask(tmp_path)
     catalogue.folder_index.cache_clear()
     odd.unlink()

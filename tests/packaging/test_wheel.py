@@ -156,7 +156,7 @@ def test_without_a_clone_the_version_is_what_the_wheel_says(wheel, bare, tmp_pat
     [
         (("-h",), "daemon"),
         (("init", "--cluster", "local"), "evalspan.toml"),
-        (("status",), "there is no work folder"),
+        (("status",), "does not exist (from"),
         (("plan", "--suite", "core", "--json"), "makespan"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

@@ -155,7 +155,7 @@ def test_a_fill_overtaken_by_another_does_nothing_more(queue, client):
 
 def test_redis_away_is_one_error(tmp_path):
     """Whatever is wrong with Redis comes as QueueUnavailable, naming the place."""
-    with pytest.raises(QueueUnavailable, match="no Redis address"):
+    with pytest.raises(QueueUnavailable, match="the Redis address"):
         WorkQueue(Link(tmp_path / "address.json"), "e").snapshot()
     address = redis_client.RedisAddress(host="127.0.0.1", port=1)
     redis_client.publish(address, tmp_path / "address.json")

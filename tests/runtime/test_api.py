@@ -293,7 +293,7 @@ def test_wait_follows_a_submission_from_the_notice_to_a_refusal_or_the_timeout(t
     again = bad.model_copy(update={"evaluation_id": "again-0", "checkpoint": "", "sent": (file,)})
     waits(again)
     ears.tick()
-    with pytest.raises(OperatorError, match="again-0 was refused: it holds no record"):
+    with pytest.raises(OperatorError, match="again-0 was refused: it contains no record"):
         evalspan.wait(again, timeout=0)
 
 

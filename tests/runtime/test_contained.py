@@ -160,7 +160,7 @@ def test_one_that_is_faulty_again_and_again_is_given_up_and_its_jobs_end(pair, w
     assert (shown(work)[BAD].stage, watch_ends(work)) == ("given up", True)
     until(pair, lambda: not jobs_of(cluster, BAD) and pair.evaluations.lost(BAD))
     assert jobs_of(cluster, GOOD)
-    assert "is no event of this version" in str(pair.evaluations.lost(BAD))
+    assert "is not an event of this version" in str(pair.evaluations.lost(BAD))
     journal.write_bytes(whole)
     leave(work, Notice(command="retry", evaluation_id=BAD))
     obey(pair)
@@ -232,7 +232,7 @@ def test_an_outcome_that_no_journal_can_hold_is_passed_over_by_name(pair, work, 
     fields = '"kind": "built", "name": "x", "entry": 0, "batch_size": 8, "sets": {}'
     work.evaluation(BAD).outcome("built", "x").write_text(f'{{{fields}, "seconds": {seconds}}}')
     pair.tick()
-    assert "x.built.json is no outcome of this version" in caplog.text
+    assert "x.built.json is not an outcome of this version" in caplog.text
     assert set(pair.evaluations.running) == {GOOD, BAD}
     pair.evaluations.running.pop(BAD).journal.close()
     assert pair.evaluations.accept(named(BAD)).state.jobs.live

@@ -131,7 +131,7 @@ def test_scores_are_written_whatever_report_and_priors_find(ended, tmp_path, cap
     found = finalize.results_of(state, paths)
     costs = (found.makespan_seconds, found.paused_seconds, found.gpu_seconds)
     assert (found.status, len(found.scores), costs) == ("done", len(names), (None, 0.0, None))
-    assert "times and costs are not known: JournalError: " in found.report.warnings[-1]
+    assert "times and costs are unknown: JournalError: " in found.report.warnings[-1]
     paths.evaluation.write_text(state.record.model_dump_json())
     point = read_document(paths)
     assert (point.status, point.scores, point.makespan_seconds) == ("done", found.scores, None)

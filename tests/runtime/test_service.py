@@ -67,7 +67,7 @@ def test_announced_a_hundred_times_while_half_written_and_killed_in_between_it_i
     (checkpoint / WEIGHTS).write_bytes(whole[: len(whole) // 2])
     site.pause_a_trial(after=0)
     with daemon(site) as (process, log):
-        wait(lambda: "is not taken yet" in log.read_text(), "the log says what it waits for", log)
+        wait(lambda: "is not accepted yet" in log.read_text(), "the log says what it waits for", log)
         announce(site, checkpoint, 50)
         assert not journals(site), "half a checkpoint is not taken"
         assert not pinned(checkpoint)

@@ -92,7 +92,7 @@ def test_a_waiting_submission_is_listed_by_its_id_and_withdrawn_by_cancel(tmp_pa
         ears.tick()
     assert name in {w["evaluation_id"] for w in status()["waiting"]}
     assert name in told("status")
-    assert told("cancel", name if held else name[:10]) == f"{name} is withdrawn: no daemon had begun it"
+    assert told("cancel", name if held else name[:10]) == f"{name} is withdrawn: no daemon had started it"
     if held:
         (tmp_path / "config.json").rename(place / "config.json")
     ears._throttle = Throttle()

@@ -47,7 +47,7 @@ def test_only_its_owner_reads_the_password_without_which_nothing_is_told(server,
     assert address.password not in repr(address)
     assert check(address) == []
     for changes, said in (
-        ({"username": None, "password": None}, "needs a password: give"),
+        ({"username": None, "password": None}, "needs a password: set"),
         ({"password": "guess"}, "refuses our user or password"),
     ):
         with pytest.raises(OperatorError, match=said):
@@ -91,7 +91,7 @@ def test_a_server_that_does_not_start_is_quoted(work, monkeypatch):
         taker.listen()
         with pytest.raises(OperatorError, match=r"does not start at .*Failed listening on port"):
             RedisServer(work, port=taker.getsockname()[1]).ensure()
-    with pytest.raises(OperatorError, match="no address of this host"):
+    with pytest.raises(OperatorError, match="not an address of this host"):
         RedisServer(work, "203.0.113.7").ensure()
     text = redis_server.config_text
     monkeypatch.setattr(redis_server, "config_text", lambda *a: f"{text(*a)}maxmemory-policy never\n")
@@ -150,7 +150,7 @@ def test_a_killed_server_returns_empty_and_with_another_password_and_queues_foll
     again = server.ensure()
     with pytest.raises(OperatorError):
         check(address.model_copy(update={"port": again.port}))
-    assert "Redis had ended: it is started again" in caplog.text
+    assert "Redis exited: restarting it" in caplog.text
     assert redis_client.client(again).get("evalspan:lost") is None
     queue = WorkQueue(Link(work.redis_address), "e")
     for epoch in ("1", "2"):

@@ -225,7 +225,7 @@ def test_workers_that_do_not_reach_the_redis_of_a_living_coordinator_end_and_say
         supervisor._look(float(100 + 10 * renewal))
         assert supervisor._over() == (renewal == MUTE_RENEWALS)
     assert supervisor.status == 1
-    assert "does not reach Redis" in caplog.text
+    assert "cannot reach Redis" in caplog.text
 
 
 def test_a_lease_that_cannot_be_read_stands_still(storage):

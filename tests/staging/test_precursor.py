@@ -117,7 +117,7 @@ def test_a_checkpoint_that_changed_is_a_clear_failure(world, change, monkeypatch
         case "replaced":  # another step of the same run, copied with its times: only the samples tell
             edit(weights, 4097, bytes(b ^ 255 for b in weights.read_bytes()[4097:]))
     assert precursor.main(world.spec(checkpoint, readers=1)) == 1
-    assert "changed or vanished" in failed(world).error
+    assert "changed or disappeared" in failed(world).error
     assert world.nothing_left()
 
 
@@ -219,7 +219,7 @@ def test_an_ordinary_user_stages_reads_and_clears(shared):
         assert store.clean(shared.root, everything=True)["problems"] == []
         (Path(checkpoint.source) / "model-00002-of-00003.safetensors").chmod(0)
         assert precursor.main(shared.spec(checkpoint)) == 1
-        assert "give this user the right to" in failed(shared).error
+        assert "grant this user read access" in failed(shared).error
 
     as_user(act)
     assert names(shared.root) == [other.name, "foreign"]

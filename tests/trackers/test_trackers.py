@@ -212,7 +212,7 @@ def test_the_daemons_side_begins_a_process_and_never_raises(work, tmp_path, monk
     assert exporter.busy
     exporter.finish(400)
     assert "pip install" in failures(work, 10)["mlflow"]
-    assert "not everything is in the trackers" in caplog.text
+    assert "some results are missing from the trackers" in caplog.text
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
     exporter.ask()
     exporter.tick()

@@ -269,7 +269,7 @@ def test_wrong_weights_are_the_checkpoints_fault_or_one_nodes(tmp_path):
     assert f"remove {paths.trained_values} and type `evalspan retry id`" in str(said.value)
     paths, spec = trial(tmp_path / "b", wrong, stored=right)
     paths.trained_values.write_bytes(taken(model))
-    with pytest.raises(RetryError, match="those of this node not"):
+    with pytest.raises(RetryError, match="those on this node do not"):
         check(paths, spec, None)
 
 
@@ -313,7 +313,7 @@ def test_what_could_not_be_compared_is_said(tmp_path):
         *(with_row(names=3), with_row(names=[[]])),
     ):
         paths.trained_values.write_bytes(broken)
-        assert check(paths, spec, None).startswith(("0 of", "what training left"))
+        assert check(paths, spec, None).startswith(("0 of", "training's recorded"))
 
 
 # --- token ids and logits ------------------------------------------------------------------------------------------------
@@ -388,7 +388,7 @@ def other_eps(model, _tokenizer):
             module.variance_epsilon *= 1000
 
 
-LOGITS = r"wrong weights or settings of the model: logits differ from training's by .* rounding in float32 makes less than 0.0002\. Save"
+LOGITS = r"wrong weights or settings of the model: logits differ from training's by .* rounding in float32 causes less than 0.0002\. Save"
 # fmt: off
 SETTINGS = {
     "rope_theta x 0.1": (lambda model, _tokenizer: model.model.rotary_emb.inv_freq.pow_(0.75), LOGITS),

@@ -192,7 +192,7 @@ def test_likelihoods_are_computed_without_a_cache_of_prefixes(fake, tiny_model_d
     caching = loading.load(str(tiny_model_dir), asked, 2)
     assert [line["caches"] for line in said(log, "caches")] == [False, True]
     assert answers(caching, sets, shard(sets, "toy_sums"))
-    with pytest.raises(OperatorError, match="leave enable_prefix_caching out"):
+    with pytest.raises(OperatorError, match="omit enable_prefix_caching"):
         answers(caching, sets, shard(sets, "toy_choice"))
     caching.close()
 

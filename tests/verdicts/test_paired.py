@@ -221,12 +221,12 @@ def documents(right, count=100):
         (results(0.3), documents(30), False, "worse"),
         (results(0.7), documents(70), False, "better"),
         (results(0.49), documents(49), False, "no evidence"),
-        (results(0.3, requests="x"), documents(30), True, "not comparable: asked with other prompts or settings"),
-        (results(0.3, scoring="x"), documents(30), True, "not comparable: scored in another way"),
-        (results(0.3, mode="fast"), documents(30), False, "not comparable: computed in another mode; --mixed compares them all the same"),
+        (results(0.3, requests="x"), documents(30), True, "not comparable: run with different prompts or settings"),
+        (results(0.3, scoring="x"), documents(30), True, "not comparable: scored differently"),
+        (results(0.3, mode="fast"), documents(30), False, "not comparable: computed in another mode; --mixed compares them anyway"),
         (results(0.3, mode="fast"), documents(30), True, "worse"),
         (results(0.3), None, False, "not comparable: its samples were removed"),
-        (results(7.3), documents(30), False, "not comparable: its score is no mean of its documents"),
+        (results(7.3), documents(30), False, "not comparable: its score is not a mean over its documents"),
         (results(0.3, task="others"), None, False, "not comparable: one has no score"),
     ],
 )  # fmt: skip
@@ -244,7 +244,7 @@ def test_a_score_has_a_verdict_or_the_reason_why_not(other, columns, mixed, verd
     [
         ({0: 0.45, 1: 0.35}, 40, "worse", -0.1),  # tasks alike
         ({0: 0.425, 1: 0.325}, 40, "worse", -0.1),  # by documents
-        ({0: 0.45, 1: 0.5}, 40, "not comparable: its score is no mean of its tasks", None),
+        ({0: 0.45, 1: 0.5}, 40, "not comparable: its score is not a mean over its tasks", None),
         ({0: 0.45, 1: 0.35}, None, "not comparable: small: its samples were removed", None),
     ],
 )
@@ -426,11 +426,11 @@ def test_a_group_is_judged_by_its_own_verdict_and_no_glob_means_the_mean_of_a_su
     assert said(rows, task="g", max_drop=0.05) == "pass"
     assert said(rows, task="*", max_drop=0.05) == "pass"
     assert said(rows, task="own", max_drop=0.05) == "regression"
-    unlike = row("g", 0.5, 0.49, leaves=("a",), why="its score is no mean of its tasks")
+    unlike = row("g", 0.5, 0.49, leaves=("a",), why="its score is not a mean over its tasks")
     (ruling,) = judge(Policy.model_validate({"rule": [{"task": "g", "max_drop": 0.05}]}), [unlike])
     assert (ruling.outcome, ruling.why) == (
         "undecidable",
-        "not comparable: its score is no mean of its tasks",
+        "not comparable: its score is not a mean over its tasks",
     )
 
 

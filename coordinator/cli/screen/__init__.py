@@ -1,1 +1,1 @@
-"""What a person sees of running and ended evaluations: the tables of `status`, the screen of `watch`, `eval` and the daemon."""
+"""Views of running and ended evaluations: the tables of `status`, the screen of `watch`, `eval` and the daemon."""

@@ -1,7 +1,7 @@
-"""The table of evaluations in a terminal: a row each, notes below it, and of those that run tasks and lanes. Pure.
+"""The table of evaluations in a terminal: a row each, notes below, and tasks and lanes of running ones. Pure.
 
-Rule: reads `Shown` alone. Words, not codes; no id, figure or command is cut, and what has no room is counted.
-`status` prints it; `watch`, `eval` and the daemon draw it anew.
+Rule: reads only `Shown`. Words instead of codes; no id, figure or command is cut, and what has no space is counted. `status`
+prints it; `watch`, `eval` and the daemon redraw it.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ HEADS = (
     "left",
     "scores",
 )
-IN_ID = ("checkpoint", "suite")  # columns that an id says, too
-MOST_SCORES = 6  # of a row
-MOST_TASKS, FEW_TASKS = 12, 3  # scored tasks shown of an evaluation that runs, the latest
-MOST_LANES = 16  # rows of lanes; with more, the screen shows a row per node
-LEAST_LINES = 3  # of the details of an evaluation
+IN_ID = ("checkpoint", "suite")  # columns that the id includes
+MOST_SCORES = 6  # per row
+MOST_TASKS, FEW_TASKS = 12, 3  # latest scored tasks shown of a running evaluation
+MOST_LANES = 16  # rows of lanes; beyond it, the screen shows a row per node
+LEAST_LINES = 3  # minimum for the details of an evaluation
 STYLES = {"inferring": "green", "pending": "dim", "no shard": "dim"}
 
 
 def board(found: Sequence[Shown], now: float, *, whole: bool = False) -> Iterator[RenderableType]:
-    """A row for each evaluation; below the table what they wait for and what went wrong. `whole`: mended failures, too."""
+    """Yield a row per evaluation; below the table, what they wait for and their errors. `whole`: include overcome failures."""
     sheet = Sheet("", *HEADS, without=[IN_ID, (*IN_ID, "trials"), (*IN_ID, "trials", "step")])
     for one in found:
         summary, going = one.summary, one.summary.ended_at is None
@@ -83,7 +83,7 @@ def _state(one: Shown, now: float) -> str:
         return f"stopped since {since}" if one.stopped and not one.fault else one.stage
     missed = summary.entries - summary.scored
     word = one.stage if one.stage == "cancelled" or not missed else f"{missed} failed"
-    future = summary.ended_at > now + SKEW_SECONDS  # of a clock that was wrong
+    future = summary.ended_at > now + SKEW_SECONDS  # from a clock that was wrong
     return f"{word} {'at an unknown time' if future else clock_time(summary.ended_at, now)}"
 
 
@@ -96,7 +96,7 @@ def _style(one: Shown) -> str:
 
 
 def _notes(one: Shown, now: float, *, whole: bool) -> Iterator[tuple[str, str]]:
-    """What it waits for and what went wrong, worst first, with the colour."""
+    """Yield what it waits for and its errors, worst first, with the colour."""
     summary = one.summary
     yield one.fault, "red"
     for name, why in {**by_reason(summary.errors), **one.back_offs(now)}.items():
@@ -110,7 +110,7 @@ def _notes(one: Shown, now: float, *, whole: bool) -> Iterator[tuple[str, str]]:
         yellow.insert(0, f"all nodes are in back-off: it waits for {seconds(left)} more")
     held = held_jobs(summary, now, timed=not one.stopped)
     yellow += [f"{names}: {why}" for names, why in by_reason(held).items()]
-    if whole or not summary.ended_at:  # once it has ended, they cost time and no score
+    if whole or not summary.ended_at:  # once it has ended, they cost time but no score
         yellow += [f"{name} {why}" for name, why in summary.stragglers.items()]
         mended = " and was made up for" if summary.ended_at else ""
         failed = by_reason(summary.failed_jobs)
@@ -124,7 +124,7 @@ def _notes(one: Shown, now: float, *, whole: bool) -> Iterator[tuple[str, str]]:
 
 
 def details(summary: Summary, *, whole: bool) -> Iterator[RenderableType]:
-    """Progress, lanes, metric jobs and tasks of an evaluation that runs. Not `whole`: lanes by node, the last scores."""
+    """Yield progress, lanes, metric jobs and tasks of a running evaluation. Not `whole`: lanes by node, the last scores."""
     if summary.shards:
         bar = ProgressBar(total=summary.shards, completed=summary.shards_done, width=60)
         yield Padding(bar, 0, expand=False)
@@ -184,7 +184,7 @@ def screen(
     now: float,
     height: int | None,
 ) -> RenderableType:
-    """The table, what `runs` in as much detail as fits, then `below`. `height`: lines of the terminal; None: any."""
+    """Return the table, `runs` in as much detail as fits, then `below`. `height`: lines of the terminal; None: any."""
     found = [*runs, *over]
     for levels in ([True] * len(runs), [False] * len(runs), [False] * bool(runs), []):
         if levels and height is not None and len(found) + LEAST_LINES * len(levels) > height:
@@ -214,5 +214,5 @@ def value_in_words(score: ScoreValue) -> str:
 
 
 def in_brief(score: ScoreValue) -> str:
-    """Task, metric and value: an error is in the report."""
+    """Format task, metric and value; the error is in the report."""
     return f"{score.task} {score.metric} {score.value:.4f}"

@@ -17,14 +17,14 @@ from coordinator.intake.pending import Checkpoints
 from coordinator.report.tables import Parts
 from coordinator.runtime.work_lock import DAEMON, is_daemon
 
-MOST_CHECKPOINTS = 5  # paths shown that wait for one reason
+MOST_CHECKPOINTS = 5  # paths shown per reason
 DAEMON_LOG = Path("evalspan-daemon.log")  # of scripts/evalspan-daemon.sbatch, in the folder of submission
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """`holder`: the command that has the work folder, "" for none; `trouble`: what keeps it from going on, "" for nothing;
-    `since`: unix seconds; `cordoned`: node -> seconds.
+    """State of a work folder. `holder`: the command that holds it, "" for none; `trouble`: what keeps it from progressing, ""
+    for nothing; `since`: unix seconds; `cordoned`: node -> seconds.
     """
 
     holder: str = ""
@@ -32,16 +32,16 @@ class Surroundings:
     since: float | None = None
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     cordoned: Mapping[str, float] = field(default_factory=dict)
-    daemon_command: str = "evalspan daemon"  # with this call's options
-    queued: Sequence[JobState] = ()  # pending jobs of the daemon's wrapper, where none has the folder
-    wrapped: str = ""  # how the wrapper is submitted; "" without Slurm
+    daemon_command: str = "evalspan daemon"  # with the options of this call
+    queued: Sequence[JobState] = ()  # pending jobs of the daemon's wrapper, if none holds the folder
+    wrapped: str = ""  # command that submits the wrapper; "" without Slurm
 
     @property
     def daemon(self) -> bool:
         return is_daemon(self.holder)
 
     def as_json(self) -> dict[str, Any]:
-        """What `status --json` has besides evaluations."""
+        """Return what `status --json` has besides evaluations."""
         return {
             "daemon": self.daemon,
             "holder": self.holder or None,
@@ -55,8 +55,8 @@ class Surroundings:
     def lines(self, now: float) -> Iterator[RenderableType]:
         yield from show_pending(self.checkpoints, now)
         for node, left in self.cordoned.items():
-            again = f"`evalspan release {node} --minutes 0` lets it be taken"
-            said = f"{node} is cordoned: it is not taken for {seconds(left)} more ({again})"
+            again = f"`evalspan release {node} --minutes 0` lifts it"
+            said = f"{node} is cordoned for {seconds(left)} more ({again})"
             yield Parts(said, style="yellow")
         if self.trouble:
             yield Parts(f"! {self.trouble}", style="yellow")
@@ -78,7 +78,7 @@ class Surroundings:
 
 
 def show_pending(checkpoints: Checkpoints, now: float) -> Iterator[RenderableType]:
-    """Pending checkpoints and refused ones, by their reason. `now`: unix seconds."""
+    """Yield pending and refused checkpoints, by reason. `now`: unix seconds."""
     waiting: dict[str, list[str]] = {}
     for one in checkpoints.waiting:
         named = f"  {one.evaluation_id}" if one.evaluation_id else ""
@@ -106,13 +106,13 @@ def _by_reason(
 
 
 def _suite(named: str) -> str:
-    """A suite's name, or that of its file."""
+    """Return a suite's name, or that of its file."""
     return Path(named).stem if "/" in named else named
 
 
 def _queued(job: JobState, now: float) -> str:
     queued = f"the daemon's job {job.job_id} is queued"
-    if job.reason == "PartitionTimeLimit":  # the reason's own words are about jobs that evalspan submits
+    if job.reason == "PartitionTimeLimit":  # this reason's text is about jobs that evalspan submits
         return (
             f"{queued} (the partition allows less time: {job.reason}); it never starts: `scancel {job.job_id}`, "
             "then `sbatch -t TIME ...` with the time that `sinfo -o '%P %l'` allows"
@@ -123,7 +123,7 @@ def _queued(job: JobState, now: float) -> str:
 
 
 def show_left_out(count: int, shown: int, typed: str) -> Iterator[Parts]:
-    """How many evaluations are not shown, and what shows them. `typed`: `evalspan status` with this call's options."""
+    """Yield how many evaluations are not shown, and how to show them. `typed`: `evalspan status` with this call's options."""
     if count:
         said = f"{count} more {'are' if count > 1 else 'is'} not shown: `{typed} --last {shown + count}`"
         yield Parts(said, style="dim")

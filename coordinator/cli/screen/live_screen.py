@@ -1,8 +1,9 @@
-"""The live screen of `watch`, `eval` and the daemon: the table of evaluations, drawn anew; at Ctrl-C `eval` asks whether to cancel.
+"""The live screen of `watch`, `eval` and the daemon: the table of evaluations, redrawn; on Ctrl-C `eval` asks whether to
+cancel.
 
-Rule: reads summaries. Without a capable terminal it prints lines instead: one per score, and one per changed
-evaluation every few seconds. The answer to the question is read without waiting, so the loop goes on. A second Ctrl-C, or the
-first without a terminal, means yes. SIGTERM leaves the jobs to the next run; a SIGTERM from `scancel` cancels.
+Rule: reads summaries. Without a capable terminal it prints lines instead: one per score, and one per changed evaluation every
+few seconds. The answer to the question is read without blocking, so the loop continues. A second Ctrl-C, or the first without
+a terminal, means yes. SIGTERM leaves the jobs to the next run; a SIGTERM from `scancel` cancels.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from coordinator.errors import ExitCode
 from coordinator.report.tables import Parts
 from coordinator.runtime.loop import Coordinator
 
-LINE_SECONDS = 5.0  # least seconds between two lines of one evaluation, without a terminal
-ALIVE_SECONDS = 30.0  # most seconds between two lines of one evaluation, without a terminal
-QUESTION = "Cancel this evaluation? y: yes, n: it goes on, Ctrl-C again: yes [y/N] "
+LINE_SECONDS = 5.0  # minimum between two lines of one evaluation, without a terminal
+ALIVE_SECONDS = 30.0  # maximum between two lines of one evaluation, without a terminal
+QUESTION = "Cancel this evaluation? y: yes, n: continue, Ctrl-C again: yes [y/N] "
 LEFT = "SIGTERM: the evaluation is not cancelled; the same command resumes it"
 ENDED = "ended"  # last line of an evaluation, in a pipe
 
 
 class Watcher:
-    """Draws on a terminal; elsewhere prints a line per change. Used by `eval`, `daemon` and `watch`."""
+    """Draws on a terminal; otherwise prints a line per change. Used by `eval`, `daemon` and `watch`."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -46,7 +47,7 @@ class Watcher:
             else None
         )
         self._last: dict[str, tuple[str, float]] = {}  # evaluation -> its last line, unix seconds
-        self._printed: set[tuple[str, str]] = set()  # (evaluation, task) whose score was printed
+        self._printed: set[tuple[str, str]] = set()  # (evaluation, task) whose score has been printed
 
     def __enter__(self) -> Watcher:
         if self._live is not None:
@@ -76,7 +77,7 @@ class Watcher:
         ended: Sequence[Shown] = (),
         below: Sequence[RenderableType] = (),
     ) -> None:
-        """Draw what runs, the evaluations that ended last, and `below`; in a pipe, print what has changed."""
+        """Draw what runs, the latest ended evaluations, and `below`; in a pipe, print what has changed."""
         now = time.time()
         runs = in_turn([*runs], [one.summary for one in runs])
         self._forget_others([*runs, *ended])
@@ -91,7 +92,7 @@ class Watcher:
         # no line for `trouble`: the log has it
 
     def _forget_others(self, found: Sequence[Shown]) -> None:
-        """Drop what is remembered of evaluations that are shown no more: a daemon lives for months."""
+        """Drop data about evaluations that are no longer shown, since a daemon lives for months."""
         shown = frozenset(one.summary.evaluation_id for one in found)
         self._last = {name: line for name, line in self._last.items() if name in shown}
         self._printed = {(name, task) for name, task in self._printed if name in shown}
@@ -118,7 +119,7 @@ class Watcher:
         self._line(name, line, now, age + ": ")
 
     def _print_end(self, one: Shown) -> None:
-        """Once for each evaluation that was followed: its scores in one line."""
+        """Print the scores of each followed evaluation once, in one line."""
         summary, name = one.summary, one.summary.evaluation_id
         if name not in self._last or self._last[name][0] == ENDED:
             return
@@ -139,12 +140,12 @@ class Watcher:
 
 
 class Screen(TerminalMessages):
-    """Follows a run of `coordinator.api.evaluate` on a console; the person may cancel it, between two ticks of the loop."""
+    """Follows a run of `coordinator.api.evaluate` on a console; the user may cancel it between two ticks of the loop."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._asking = self._cancelled = False
-        self._seen = 0  # signals handled so far
+        self._seen = 0  # number of signals handled
 
     @contextmanager
     def run(self, coordinator: Coordinator) -> Iterator[Callable[[], bool]]:
@@ -153,9 +154,9 @@ class Screen(TerminalMessages):
 
             def watch() -> bool:
                 nonlocal said
-                if self._cancelled and not said:  # the journal has it
+                if self._cancelled and not said:  # the journal has recorded it
                     said = True
-                    self._console.print("cancelling: its jobs are ended, node memory is cleared")
+                    self._console.print("cancelling: ending its jobs and clearing node memory")
                 if not self._asking:
                     found = coordinator.evaluations
                     watcher.show([*map(Shown, found.summaries())], found.trouble)
@@ -164,7 +165,7 @@ class Screen(TerminalMessages):
             yield watch
 
     def _is_cancelled(self, signals: Signals, watcher: Watcher) -> bool:
-        """True once, when the person cancels. At SIGTERM raises typer.Exit; the evaluation stays open."""
+        """Return True once, when the user cancels. Raise typer.Exit on SIGTERM; the evaluation stays open."""
         new = signals.received[self._seen :]
         self._seen += len(new)
         if self._cancelled:

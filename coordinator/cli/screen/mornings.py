@@ -1,4 +1,4 @@
-"""How trainings stand, below what `status`, `report` and `eval` print."""
+"""State of trainings, below the output of `status`, `report` and `eval`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST = 3  # trainings below a table, those with the newest evaluations
 def standings(
     settings: Config, every: Iterable[Summary], chosen: Iterable[Summary], now: float
 ) -> list[Standing]:
-    """How the trainings of `chosen` stand, of those that have scores of two checkpoints or more."""
+    """Return the state of the trainings of `chosen` that have scores of at least two checkpoints."""
     wanted = {summary.training for summary in chosen}
     held = WorkLock(WorkPaths(settings.work_dir).lock).held()
 
@@ -42,7 +42,7 @@ def standings(
 
 
 def lines_of(settings: Config, evaluation: str) -> Iterator[Parts]:
-    """How the training of an evaluation stands; nothing where it has scores of one checkpoint alone."""
+    """Yield the state of an evaluation's training; nothing if only one checkpoint has scores."""
     every = all_of(settings)
     own = [summary for summary in every if summary.evaluation_id == evaluation]
     return of_trainings(standings(settings, every, own, time.time()))
@@ -61,6 +61,6 @@ def said_of(one: Standing) -> str:
 
 
 def as_json(one: Standing) -> dict[str, Any]:
-    """The document, with how it stands in a sentence, and what is not done."""
+    """Return the document, with its state as a sentence, and evaluations that are not done."""
     known = one.training.model_dump(mode="json") if one.training else {}
     return {"standing": said_of(one), "not_done": one.states, **known}

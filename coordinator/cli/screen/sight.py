@@ -1,9 +1,8 @@
-"""What `status` and `watch` see of a work folder: evaluations, the daemon, pending checkpoints, cordons; the loop of `watch`.
+"""A work folder as `status` and `watch` see it: evaluations, the daemon, pending checkpoints, cordons; the loop of `watch`.
 
-Rule: reads files and the lock; writes nothing. Where no daemon runs, what lies in the inbox is listed, too. At a terminal
-`watch` stays until Ctrl-C; with an id until that evaluation has ended or is given up; in a pipe until nothing runs and
-nothing waits that a running daemon will take. Slurm only explains what waits, so an answer that does not come within
-LISTING_SECONDS is none.
+Rule: reads files and the lock; writes nothing. Without a daemon, the inbox is listed, too. On a terminal `watch` stays until
+Ctrl-C; with an id until that evaluation has ended or was given up; in a pipe until nothing runs and nothing is pending for a
+running daemon. Slurm only explains waits, so an answer that takes longer than LISTING_SECONDS is ignored.
 """
 
 from __future__ import annotations
@@ -40,17 +39,17 @@ from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 if TYPE_CHECKING:
     from coordinator.cluster.slurm_cli import SlurmCli
 
-LISTING_SECONDS = 5.0  # longest wait for an answer of Slurm
-WRAPPER = "evalspan-daemon"  # the script that runs a daemon as a job
+LISTING_SECONDS = 5.0  # longest wait for Slurm
+WRAPPER = "evalspan-daemon"  # script that runs a daemon as a job
 T = TypeVar("T")
 LOOK_SECONDS = 2.0  # between two looks at the daemon and pending checkpoints
-SLURM_SECONDS = 30.0  # between two `squeue`, while no process has the work folder
+SLURM_SECONDS = 30.0  # between two `squeue`, while no process holds the work folder
 TICK_SECONDS = 0.5  # between two drawings of `watch`
-LAST = 5  # ended evaluations below those that run
+LAST = 5  # ended evaluations below the running ones
 
 
 class Sight:
-    """A work folder, read at several paces. `only`: of one evaluation."""
+    """A work folder, read at several intervals. `only`: one evaluation."""
 
     def __init__(self, config: Config, daemon_command: str, only: EvaluationPaths | None = None) -> None:
         self.only = only
@@ -59,11 +58,11 @@ class Sight:
         self._summaries = Summaries(config, only.root.name if only else None, LAST)
         self._throttle = Throttle()
         self._daemon_command = daemon_command
-        self._queued: Sequence[JobState] = ()  # the daemon's own jobs that are pending
+        self._queued: Sequence[JobState] = ()  # pending jobs of the daemon itself
         self.around: Surroundings = self._look(time.time())
 
     def views(self, now: float) -> list[Shown]:
-        """The evaluations that have not ended, oldest first."""
+        """Return the evaluations that have not ended, oldest first."""
         if self._throttle.due("look", LOOK_SECONDS, now):
             self.around = self._look(now)
         self._summaries.look(now)
@@ -93,7 +92,7 @@ class Sight:
         )
 
     def _daemons(self) -> Sequence[JobState]:
-        """Queued jobs of the daemon, asked for while no process has the folder."""
+        """Return pending jobs of the daemon, queried while no process holds the folder."""
         now = time.time()
         if self._throttle.due("daemons", SLURM_SECONDS, now):
             self._queued = queued_daemons(self._config)
@@ -101,12 +100,12 @@ class Sight:
 
     @cached_property
     def _wrapped(self) -> str:
-        """How the daemon's job is submitted: Slurm is asked once for its limits."""
+        """Return the command that submits the daemon's job; Slurm is asked once for its limits."""
         return wrapped_daemon(self._config, self._daemon_command.partition(" daemon")[2])
 
 
 def _written_at(lock: Path) -> float | None:
-    """When the holder took the lock: it writes its name there. None where storage is away."""
+    """Return when the holder took the lock, from the mtime of its file. None if storage is unavailable."""
     try:
         return lock.stat().st_mtime
     except OSError:
@@ -114,7 +113,7 @@ def _written_at(lock: Path) -> float | None:
 
 
 def watch(config: Config, console: Console, daemon_command: str, only: EvaluationPaths | None) -> str:
-    """Draw until it is over, and return why it is; "" after Ctrl-C. `daemon_command`: as typed."""
+    """Draw until there is nothing to watch, and return why; "" after Ctrl-C. `daemon_command`: as typed."""
     sight = Sight(config, daemon_command, only)
     why, now, below, views = "", time.time(), list[RenderableType](), list[Shown]()
     with Signals() as signals, Watcher(console) as watcher:
@@ -134,7 +133,7 @@ def watch(config: Config, console: Console, daemon_command: str, only: Evaluatio
 
 
 def _over(sight: Sight, views: Sequence[Shown], draws: bool) -> str:
-    """Why nothing is left to watch; "" where something is."""
+    """Return why nothing is left to watch; otherwise ""."""
     if sight.only:
         goes_on = sight.around.holder and any(
             view.halt is None or view.halt.word != GIVEN_UP for view in views
@@ -143,17 +142,17 @@ def _over(sight: Sight, views: Sequence[Shown], draws: bool) -> str:
     if draws:
         return ""
     if not sight.around.holder:
-        return "no process evaluates in this work folder: `evalspan status` lists what there is"
+        return "no evaluation is running in this work folder: `evalspan status` lists all"
     if not views and not (sight.around.daemon and sight.around.checkpoints.waiting):
-        return "nothing runs, and outside a terminal `watch` ends then: `evalspan status` lists what there is"
+        return "nothing is running: `evalspan status` lists all evaluations"
     return ""
 
 
-# --- what is asked of Slurm ------------------------------------------------------------------------------------------
+# --- queries to Slurm -------------------------------------------------------------------------------------------------------
 
 
 def listed_jobs(config: Config) -> Sequence[JobState]:
-    """This work folder's jobs; the cluster's kind may be an option of `eval` alone."""
+    """Return this work folder's jobs; only an option of `eval` may have set the cluster's kind."""
     return _asked(config, "squeue", lambda slurm: slurm.jobs())
 
 
@@ -172,7 +171,7 @@ def queued_daemons(config: Config) -> Sequence[JobState]:
 
 
 def _asked(config: Config, command: str, ask: Callable[[SlurmCli], Sequence[T]]) -> Sequence[T]:
-    """() where Slurm is not here, or does not answer."""
+    """Return the answer, or () if Slurm is not installed or does not answer."""
     if shutil.which(command) is None:
         return ()
     from coordinator.cluster import ClusterError
@@ -185,9 +184,9 @@ def _asked(config: Config, command: str, ask: Callable[[SlurmCli], Sequence[T]])
 
 
 def wrapped_daemon(config: Config, rest: str, script: str = WRAPPER) -> str:
-    """How SCRIPT.sbatch is submitted; "" without Slurm. `rest`: words behind it, with a space before them.
+    """Return the command that submits SCRIPT.sbatch; "" without Slurm. `rest`: following words, with a leading space.
 
-    Its time is what partition, account and QOS allow; a day where Slurm does not say.
+    Its time limit is what partition, account and QOS allow; a day if Slurm does not tell.
     """
     if config.cluster.kind != "slurm":
         return ""

@@ -1,4 +1,4 @@
-"""How evaluations stand: their summaries, with what only the work folder and Slurm say. For screens and `status --json`.
+"""State of evaluations: their summaries, and what only the work folder and Slurm know. For screens and `status --json`.
 
 Rule: a function of an evaluation's summary; no journal is read. `board` draws it.
 """
@@ -31,8 +31,8 @@ from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 if TYPE_CHECKING:
     from coordinator.cluster import JobState, NodeState
 
-ROWS = 20  # shown by default
-SAME = {  # fields of a summary that `status --json` has as they are
+ROWS = 20
+SAME = {  # fields of a summary that `status --json` copies
     "evaluation_id", "suite", "mode", "step", "checkpoint", "shards_done", "shards", "trials", "scored", "entries",
     "accepted_at", "ended_at", "makespan_seconds", "stragglers", "warnings", "failed_jobs",
 }  # fmt: skip
@@ -41,10 +41,10 @@ OF_SCORE = ("task", "metric", "filter", "value", "stderr", "higher_is_better")
 
 @dataclass(slots=True)
 class Shown:
-    """An evaluation on a screen. `halt`: why it does not go on now; `held`: a process holds the work folder.
+    """An evaluation on a screen. `halt`: why it does not progress; `held`: a process holds the work folder.
 
-    `ahead`: which evaluations are served before it, in words; `taken`: what is said in place of NO_SLOT; `jobs_left`: its
-    jobs that run without a coordinator; `trackers`: tracker -> why it does not have this evaluation.
+    `ahead`: evaluations served before it, as sentences; `taken`: replaces NO_SLOT; `jobs_left`: its jobs that run without a
+    coordinator; `trackers`: tracker -> why it does not have this evaluation.
     """
 
     summary: Summary
@@ -67,22 +67,22 @@ class Shown:
 
     @property
     def fault(self) -> str:
-        """Why it cannot go on, or ""."""
+        """Why it cannot continue, or ""."""
         return self.summary.parked.error if self.summary.parked else self.summary.fault
 
     def age(self, now: float) -> float:
-        """Seconds from its acceptance to its end, to where it stopped, or to now."""
+        """Return the seconds from its acceptance to its end, to its stop, or to now."""
         until = self.summary.ended_at or (self.halt.since if self.halt and self.stopped else now)
         return max(0.0, until - (self.summary.accepted_at or until))
 
     def waits_for(self, now: float, *, timed: bool = True) -> list[str]:
-        """What it waits for, in words: the evaluations ahead of it, rather than what they have not taken yet."""
+        """Describe what it waits for: the evaluations ahead of it, rather than what they have not yet taken."""
         waits = () if self.summary.parked else self.summary.waits
         said = [in_words(what, now, timed=timed) for what in waits if what.what != NO_SLOT or not self.ahead]
         return [*(self.taken if what == NO_SLOT else what for what in said), *self.ahead]
 
     def back_offs(self, now: float) -> dict[str, str]:
-        """Node in back-off -> why, and for how long."""
+        """Return node in back-off -> why, and for how long."""
         return {
             n.name: _back_off(n, now, timed=not self.stopped)
             for n in self.summary.nodes
@@ -93,7 +93,7 @@ class Shown:
 def choose(
     summaries: Sequence[Summary], *, only: str | None, only_open: bool, only_failed: bool, last: int | None
 ) -> tuple[list[Summary], int]:
-    """Those to show, what is not over first, then the newest `last`, and how many are left out."""
+    """Return the summaries to show, open ones first, then the newest `last`, and how many are omitted."""
     found = [
         s
         for s in summaries
@@ -106,7 +106,7 @@ def choose(
 
 
 def has_failed(summary: Summary) -> bool:
-    """Has it a failed task, or can it not go on? What was cancelled has not failed."""
+    """Return whether it has a failed task or cannot continue. Cancelled evaluations have not failed."""
     halted = summary.parked or summary.fault
     return bool(summary.errors or halted) and not (summary.ended_at and summary.cancelled)
 
@@ -118,7 +118,7 @@ def all_of(config: Config) -> list[Summary]:
 
 
 def shown_of(config: Config, summary: Summary, *, held: bool) -> Shown:
-    """`held`: a process holds the work folder."""
+    """Return a summary prepared for a screen. `held`: a process holds the work folder."""
     paths = EvaluationPaths(config.work_dir / summary.evaluation_id)
     halt = None if summary.ended_at is not None else halt_of(summary, paths, held=held)
     return Shown(summary, halt, held=held, trackers=_trackers(paths))
@@ -131,10 +131,10 @@ def standing(
     ask: Callable[[], Sequence[JobState]] = tuple,
     ask_nodes: Callable[[], Sequence[NodeState]] = tuple,
 ) -> list[Shown]:
-    """How each of `chosen` stands. `open_ones`: all evaluations that have not ended.
+    """Return the state of each of `chosen`. `open_ones`: all evaluations that have not ended.
 
-    `ask`: for the cluster's jobs, called once where no process has the folder; `ask_nodes`: for its nodes, called
-    once where no slot is free.
+    `ask`: for the cluster's jobs, called once if no process holds the folder; `ask_nodes`: for its nodes, called once if no
+    slot is free.
     """
     held = WorkLock(WorkPaths(config.work_dir).lock).held()
     found = in_turn([shown_of(config, summary, held=held) for summary in chosen], open_ones)
@@ -148,7 +148,7 @@ def standing(
 
 
 def in_turn(found: list[Shown], open_ones: Iterable[Summary]) -> list[Shown]:
-    """Say of those that wait which evaluations of `open_ones` are served before them."""
+    """Tell waiting evaluations which of `open_ones` are served before them."""
     turns = {s.evaluation_id: s.turn for s in open_ones}
     for one in found:
         if one.stage == "waits":
@@ -157,7 +157,7 @@ def in_turn(found: list[Shown], open_ones: Iterable[Summary]) -> list[Shown]:
 
 
 def _trackers(paths: EvaluationPaths) -> dict[str, str]:
-    """Tracker -> why it does not have this evaluation."""
+    """Return tracker -> why it does not have this evaluation."""
     if not (paths.root / "trackers.json").exists():
         return {}
     from coordinator.trackers.live import failures
@@ -166,7 +166,7 @@ def _trackers(paths: EvaluationPaths) -> dict[str, str]:
 
 
 def json_of(one: Shown, folder: Path, now: float) -> dict[str, Any]:
-    """What `status --json` has of an evaluation. `folder`: the evaluation's."""
+    """Return what `status --json` has about an evaluation. `folder`: the evaluation's."""
     summary = one.summary
     return summary.model_dump(include=SAME) | {
         "stage": one.stage,
@@ -191,37 +191,37 @@ def _back_off(node: Node, now: float, *, timed: bool) -> str:
     return f"in back-off{left} (time {node.times}): {node.why}"
 
 
-# --- what it waits for, in sentences ---------------------------------------------------------------------------------
+# --- sentences about waits --------------------------------------------------------------------------------------------------
 
 
 def in_words(what: Timed, now: float, *, timed: bool = True) -> str:
-    """What it waits for; `timed`: and for how long."""
+    """Describe what it waits for; `timed`: and for how long."""
     since = f" for {seconds(now - what.at)}" if timed and what.at is not None else ""
     return f"{what.what}{since}{': ' if what.why else ''}{what.why}"
 
 
 def back_in(summary: Summary, now: float) -> float | None:
-    """Seconds until the first node returns, while all are in back-off."""
+    """Return the seconds until the first node returns, while all are in back-off."""
     return None if summary.waits_until is None else max(0.0, summary.waits_until - now)
 
 
 def held_jobs(summary: Summary, now: float, *, timed: bool = True) -> dict[str, str]:
-    """Job that Slurm does not take yet -> why, and when it is submitted again. `timed`: a process goes on with it."""
+    """Return job that Slurm does not accept yet -> why, and when it is submitted again. `timed`: a process is running it."""
     return {
-        job.what: f"Slurm does not take it yet ({job.why})"
+        job.what: f"Slurm does not accept it yet ({job.why})"
         + (f"; submitted again in {seconds(job.at - now)}" if timed and job.at is not None else "")
         for job in summary.held
     }
 
 
 def seconds_left(summary: Summary, now: float) -> float | None:
-    """Predicted seconds until the last score, at least one; None before the plan, and while it is parked or paused."""
+    """Return the predicted seconds until the last score, at least one; None before the plan, and while it is parked or paused."""
     halted = summary.parked or summary.paused_at is not None
     return None if summary.done_at is None or halted else max(1.0, summary.done_at - now)
 
 
 def ahead_of(evaluation_id: str, turns: Mapping[str, tuple[float, float]]) -> list[str]:
-    """A sentence on the evaluations that are served before one that waits."""
+    """Describe the evaluations served before a waiting one."""
     first = [other for other, turn in turns.items() if turn < turns[evaluation_id]]
     if len(first) > 1:
         return [f"{len(first)} evaluations are served before it"]
@@ -229,7 +229,7 @@ def ahead_of(evaluation_id: str, turns: Mapping[str, tuple[float, float]]) -> li
 
 
 def _say_what_is_taken(found: Iterable[Shown], config: Config, own: int, nodes: Sequence[NodeState]) -> None:
-    """Which nodes and GPUs are taken, and the limits of `[borrow]`. `found`: those without a slot; `own`: GPUs in use."""
+    """Describe nodes and GPUs in use, and the limits of `[borrow]`. `found`: those without a slot; `own`: GPUs in use."""
     from coordinator.cluster.node_choice import gpus_in_words
     from coordinator.evaluation.footprint import UNKNOWN_NEED, gpu_need
 

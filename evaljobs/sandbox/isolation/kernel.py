@@ -45,7 +45,7 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
 
 
 def call(name: str, *args: int | bytes | ctypes.Array[ctypes.c_char] | None) -> int:
-    """Make one system call by name; OSError with the kernel's errno when it fails."""
+    """Make one system call by name. Raise OSError with the kernel's errno if it fails."""
     if MACHINE not in _COLUMN:
         raise OSError(f"no system call table for {MACHINE}")
     number = (syscalls.SPECIAL.get(name) or syscalls.ALLOWED[name])[_COLUMN[MACHINE]]
@@ -100,7 +100,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str | No
 
 
 def mount_proc() -> None:
-    """Mount a private /proc: processes alone where the kernel can do that (5.8), else all of it."""
+    """Mount a private /proc: only processes if the kernel supports that (5.8), otherwise all of it."""
     flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
     try:
         mount("proc", "/proc", "proc", flags, "subset=pid")
@@ -151,22 +151,22 @@ def _argument(index: int) -> bytes:
 
 
 def _when(number: int | None, body: bytes) -> bytes:
-    """`body`, which ends in returns, if the call is `number`; else go on."""
+    """Run `body`, which ends in returns, if the call is `number`; otherwise continue."""
     return b"" if number is None else _op(_JEQ, 0, len(body) // 8, number) + body
 
 
 def _one_of(index: int, values: Iterable[int]) -> bytes:
-    """Allow when an argument is one of `values`, else EPERM."""
+    """Allow if an argument is one of `values`, otherwise EPERM."""
     allow = _op(_RET, 0, 0, _ALLOW)
     tests = b"".join(_op(_JEQ, 0, 1, v) + allow for v in values)
     return _argument(index) + tests + _op(_RET, 0, 0, _ERRNO | _EPERM)
 
 
 def _any_of(numbers: Iterable[int]) -> bytes:
-    """Allow any of `numbers`, else EPERM, as ranges in rising order.
+    """Allow any of `numbers`, otherwise EPERM, as ascending ranges.
 
-    A chain of single tests would cost 0.4 ms a sample, because the kernel runs a new filter once
-    per call number (its cache of calls that are always allowed).
+    A chain of single tests would cost 0.4 ms per sample, because the kernel runs a new filter once per call number (its cache
+    of calls that are always allowed).
     """
     ranges: list[list[int]] = []
     for n in sorted(numbers):
@@ -183,10 +183,10 @@ def _any_of(numbers: Iterable[int]) -> bytes:
 
 @functools.cache
 def seccomp_program() -> bytes:
-    """The filter of an untrusted process, as an array of sock_filter, with _OWN_PID for its pid.
+    """Return the filter of an untrusted process, as an array of sock_filter, with _OWN_PID for its pid.
 
-    Everything not listed gives EPERM. A process may signal itself alone. New processes are refused
-    (threads are not), so that killing one process ends the program at every level.
+    Everything not listed gives EPERM. A process may only signal itself. New processes are refused (threads are not), so that
+    killing one process ends the program at every level.
     """
     column = _COLUMN[MACHINE]
     number = {name: row[column] for name, row in syscalls.SPECIAL.items()}
@@ -231,14 +231,14 @@ READ_FILE, READ_DIR, WRITE_FILE = 1 << 2, 1 << 3, 1 << 1
 
 
 def landlock_ruleset(readable: Iterable[str], writable: Iterable[str]) -> int:
-    """A ruleset's descriptor: read below `readable`, write the files `writable`, no more.
+    """Return a ruleset's descriptor: read below `readable`, write the files `writable`, nothing else.
 
-    It denies all that this kernel's version can (uapi/linux/landlock.h). OSError without Landlock, and before Linux 6.2,
-    whose Landlock lets a file be emptied that is opened for reading.
+    It denies everything that this kernel's version can (uapi/linux/landlock.h). Raise OSError without Landlock, and before
+    Linux 6.2, whose Landlock lets a file opened for reading be truncated.
     """
     abi = call("landlock_create_ruleset", None, 0, 1)
     if abi < 3:
-        raise OSError(errno.ENOSYS, "Landlock holds no O_TRUNC before Linux 6.2")
+        raise OSError(errno.ENOSYS, "Landlock does not handle O_TRUNC before Linux 6.2")
     bits = 15 + (abi >= 5)  # IOCTL_DEV
     words = [(1 << bits) - 1]
     if abi >= 4:

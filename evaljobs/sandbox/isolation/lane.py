@@ -1,7 +1,7 @@
 """Lanes: isolated processes that run one program at a time, fed over a socket; many programs over several of them.
 
-Rule: what a lane sends is parsed as data and bounded. A lane that breaks the protocol, dies or
-overruns is ended and reported, never waited for. Every program gets one verdict, in input order: a dead lane costs its own
+Rule: output of a lane is parsed as data and bounded. A lane that violates the protocol, dies or overruns is killed and
+reported, never waited for. Every program gets one verdict, in input order: a dead lane costs its own
 program one more try, and other programs nothing. Called from `run` and `levels`.
 """
 
@@ -32,8 +32,8 @@ from evaljobs.sandbox.records import (
     refused,
 )
 
-_START_SECONDS: Final = 60.0  # most seconds to start: a cold interpreter on slow storage
-_GRACE_SECONDS: Final = 20.0  # seconds added to twice a job's own limit, for a loaded node
+_START_SECONDS: Final = 60.0  # longest start: a cold interpreter on slow storage
+_GRACE_SECONDS: Final = 20.0  # added to twice a job's own limit, for a loaded node
 _MOST_BYTES: Final = 1 << 16  # of an answer
 WINDOW: Final = 4096  # programs read ahead of the oldest without a verdict
 _TRIES: Final = 2
@@ -57,11 +57,11 @@ class Lane:
     """A running lane. A thread may `close` it while another waits in `run`."""
 
     def __init__(self, level: Level) -> None:
-        """Start the process and wait for it; SandboxUnavailableError without isolation."""
+        """Start the process and wait for it. Raise SandboxUnavailableError without isolation."""
         self._socket, theirs = socket.socketpair()
         packages = {os.path.realpath(p) for p in sys.path if p.endswith(("/site-packages", "/dist-packages"))}
         config = {"level": level.value, "fd": theirs.fileno(), "packages": sorted(packages)}
-        # The interpreter itself, not a virtual environment's link to it: with that one's packages.
+        # the interpreter itself with its own packages, not a virtual environment's link to it
         interpreter = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
         flags = ["-S", "-s", "-P", "-X", "utf8"]
         with theirs:
@@ -84,12 +84,12 @@ class Lane:
             raise SandboxUnavailableError(str(reason))
 
     def run(self, job: Job) -> tuple[str, str, float]:
-        """Verdict, reason and seconds of a job, once its process is reaped; LaneDeadError without."""
+        """Return verdict, reason and seconds of a job, once its process is reaped. Raise LaneDeadError if the lane dies."""
         head = HEADER.pack(len(job.body), round(job.timeout_seconds * 1000), job.memory_mib, job.numpy)
         try:
             self._socket.sendall(head + job.body)
         except OSError as error:
-            raise LaneDeadError(f"the lane took no job: {error}") from None
+            raise LaneDeadError(f"the lane did not accept the job: {error}") from None
         answer = self._answer(2 * job.timeout_seconds + _GRACE_SECONDS)
         if answer.get("verdict") not in VERDICTS:
             raise LaneDeadError("the lane gave no verdict")
@@ -108,9 +108,9 @@ class Lane:
         raise LaneDeadError("the lane ended")
 
     def close(self) -> None:
-        """End the lane and all that runs in it, and wait for it."""
+        """Kill the lane and everything in it, and wait for it."""
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # an idle zygote ends by itself
+            self._socket.shutdown(socket.SHUT_RDWR)  # an idle zygote exits by itself
         try:
             self._process.wait(timeout=0.5)
         except subprocess.TimeoutExpired:

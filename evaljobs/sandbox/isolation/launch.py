@@ -42,7 +42,7 @@ from evaljobs.sandbox.isolation import kernel, zygote  # noqa: E402
 
 
 def readable_paths() -> list[str]:
-    """Absolute paths that a program may read, parents first: modules, libraries, time zones."""
+    """Return absolute paths that a program may read, parents first: modules, libraries, time zones."""
     wanted = {path for path in sys.path if os.path.exists(path)}
     wanted |= {os.path.realpath(path) for path in wanted}
     for line in zygote.read_text("/proc/self/maps").splitlines():
@@ -58,7 +58,7 @@ def readable_paths() -> list[str]:
 
 
 def _library_path(path: str) -> str:
-    """The folder of a mapped library if it holds libraries only (others load later), else the file."""
+    """Return the folder of a mapped library if it only contains libraries (others load later), otherwise the file."""
     folder = os.path.dirname(path)
     if folder == sys.base_prefix + "/lib" or any(
         folder == d or folder.startswith(d + "/") for d in _SYSTEM_LIBRARIES
@@ -71,7 +71,7 @@ def _library_path(path: str) -> str:
 
 
 def enter_namespaces(*, user: bool) -> None:
-    """Go on as process 1 of new namespaces; the outer process waits for it and ends with it."""
+    """Continue as process 1 of new namespaces; the outer process waits for it and exits with it."""
     uid, gid = os.getuid(), os.getgid()
     flags = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC
     flags |= kernel.CLONE_NEWUTS | kernel.CLONE_NEWCGROUP | (kernel.CLONE_NEWUSER if user else 0)
@@ -86,7 +86,7 @@ def enter_namespaces(*, user: bool) -> None:
 
 
 def inside(path: str) -> str:
-    """Where a path lies in the private root: a program's own /tmp would hide what is below /tmp."""
+    """Return a path's location in the private root: a program's own /tmp would hide what is below /tmp."""
     return f"/of{path}" if path.startswith("/tmp/") else path
 
 
@@ -123,7 +123,7 @@ def build_root(readable: list[str]) -> None:
 
 
 def drop_root() -> None:
-    """Become the unprivileged user 65534, for good."""
+    """Become the unprivileged user 65534, permanently."""
     os.setgroups([])
     os.setresgid(_NOBODY, _NOBODY, _NOBODY)
     os.setresuid(_NOBODY, _NOBODY, _NOBODY)
@@ -131,7 +131,7 @@ def drop_root() -> None:
 
 
 def readable_by_others(path: str) -> bool:
-    """Whether a user without special rights could reach a path."""
+    """Return whether a user without special rights could reach a path."""
     with contextlib.suppress(OSError):
         folder = os.path.realpath(path)
         while folder != "/":
@@ -143,10 +143,10 @@ def readable_by_others(path: str) -> bool:
 
 
 def leave_root(level: str, readable: list[str]) -> bool:
-    """As root: make a private root where that is allowed, then become the unprivileged user.
+    """As root, make a private root if that is allowed, then become the unprivileged user.
 
-    Returns whether the root was made. Root makes the mounts, because the unprivileged user may not
-    reach an interpreter in root's home.
+    Return whether the root was made. Root makes the mounts, because the unprivileged user may not reach an interpreter in
+    root's home.
     """
     made = False
     if level != "rlimits":
@@ -163,10 +163,9 @@ def leave_root(level: str, readable: list[str]) -> bool:
 
 
 def isolate(level: str) -> list[str]:
-    """Isolate this process; returns the paths that its programs may read.
+    """Isolate this process and return the paths that its programs may read.
 
-    With namespaces it keeps its rights over its own user namespace, to give each program a fresh
-    /tmp; programs drop them.
+    With namespaces it keeps its rights over its own user namespace, to give each program a fresh /tmp; programs drop them.
     """
     readable = readable_paths()
     made = os.geteuid() == 0 and leave_root(level, readable)

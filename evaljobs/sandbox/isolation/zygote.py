@@ -123,10 +123,10 @@ class Zygote:
         return *_conclude(message, token, status), time.monotonic() - start
 
     def _wait(self, program: int, answer: int, timeout: float) -> bytes | None:
-        """The program's message, empty if its process has ended; None at the deadline.
+        """Return the program's message, empty if its process has ended; None at the deadline.
 
-        Time that the process was runnable without a core is added, up to once the timeout, so that a
-        loaded node does not fail honest programs.
+        Time that the process was runnable without a core is added, up to once the timeout, so that a loaded node does not
+        fail honest programs.
         """
         poller = select.poll()
         poller.register(answer, select.POLLIN)
@@ -175,7 +175,7 @@ class Zygote:
 
 
 def _conclude(message: bytes | None, token: bytes, status: int) -> tuple[str, str]:
-    """Verdict and reason: only the token is a pass."""
+    """Return verdict and reason: only the token is a pass."""
     if message is None:
         return "timeout", "the time limit was reached"
     if message == token:
@@ -189,12 +189,12 @@ def _conclude(message: bytes | None, token: bytes, status: int) -> tuple[str, st
 
 
 def _mount_scratch() -> None:
-    """The program's own folder for files."""
+    """Mount the program's own folder for files."""
     kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, SCRATCH)
 
 
 def receive_exactly(sock: socket.socket, size: int) -> bytes | None:
-    """The next `size` bytes, None if the stream ends before."""
+    """Return the next `size` bytes, or None if the stream ends before."""
     parts = bytearray()
     while len(parts) < size:
         chunk = sock.recv(min(size - len(parts), 1 << 20))
@@ -205,20 +205,20 @@ def receive_exactly(sock: socket.socket, size: int) -> bytes | None:
 
 
 def read_text(path: str) -> str:
-    """A small file."""
+    """Read a small file."""
     with open(path, encoding="utf-8", errors="replace") as file:
         return file.read()
 
 
 def _starved(pid: int) -> float:
-    """Seconds that a process has waited for a core (/proc/PID/schedstat, field 2)."""
+    """Return the seconds that a process has waited for a core (/proc/PID/schedstat, field 2)."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         return int(read_text(f"/proc/{pid}/schedstat").split()[1]) / 1e9
     return 0.0
 
 
 def _limit(kind: int, value: int) -> None:
-    """Lower a limit for good; a lower one stays."""
+    """Lower a limit permanently; a lower one is kept."""
     _, hard = resource.getrlimit(kind)
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.setrlimit(kind, (value, value))

@@ -29,11 +29,9 @@ TURNS = 2
 
 
 def questions(*, split: str, baseline: str | None = None, **_metadata: Any) -> dict[str, datasets.Dataset]:
-    """One row a conversation; with `baseline` (a file of FastChat's model answers) only those that
-    it has.
+    """Return one row per conversation; with `baseline` (a file of FastChat's model answers) only those that it has.
 
-    Rows: question_id, category, question_1, question_2; reference and baseline: both turns'
-    answers, or none.
+    Rows: question_id, category, question_1, question_2; reference and baseline: both turns' answers, or none.
     """
     references = _answers(REFERENCES)
     others = _answers(baseline) if baseline is not None else {}
@@ -43,7 +41,7 @@ def questions(*, split: str, baseline: str | None = None, **_metadata: Any) -> d
         number = int(row["question_id"])
         if baseline is not None and number not in others:
             continue
-        # a baseline that is the reference is not shown as reference: the judge could find its copy
+        # a baseline that is the reference is not shown as such: the judge could find its copy
         shown = references.get(number, []) if row["category"] in NEED_REFERENCE and not itself else []
         rows.append(
             {
@@ -72,9 +70,7 @@ def _read(name: str) -> list[dict[str, Any]]:
 
 
 def single(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, float]:
-    """`judge_score`: mean of both turns' ratings, 1 to 10; `judge_score_turn1` and `…_turn2`: that
-    turn's.
-    """
+    """Return `judge_score`: mean of both turns' ratings, 1 to 10; `judge_score_turn1` and `…_turn2`: that turn's."""
     said = turns(results[0])
     first = _ask("single", "rating", doc, turn=1, answer=said[0])
     second = _ask("single", "rating", doc, turn=2, answer_1=said[0], answer_2=said[1])
@@ -83,8 +79,8 @@ def single(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, float]:
 
 
 def pair(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, float]:
-    """`win_rate` against the baseline's answers, mean of both turns: 1 won in both orders, 0 lost
-    in both, else 0.5 (a tie, as FastChat counts); `win_rate_turn1` and `…_turn2`: that turn's.
+    """Return `win_rate` against the baseline's answers, mean of both turns: 1 won in both orders, 0 lost in both, otherwise
+    0.5 (a tie, as FastChat counts); `win_rate_turn1` and `…_turn2`: that turn's.
     """
     own, other = turns(results[0]), doc["baseline"]
     asks = [_compare(doc, turn, a, b) for turn in (1, 2) for a, b in ((own, other), (other, own))]
@@ -108,9 +104,7 @@ def _outcome(winners: Sequence[Any]) -> float | None:
 
 
 def _metrics(name: str, values: Sequence[float | None]) -> dict[str, float]:
-    """The mean of all turns' values where all have one, a turn's where it has, and whether all
-    have.
-    """
+    """Return the mean of all turns' values if all have one, each available turn's, and whether all are."""
     known = {f"{name}_turn{turn}": value for turn, value in enumerate(values, 1) if value is not None}
     whole = len(known) == len(values)
     mean = {name: sum(known.values()) / len(known)} if whole else {}

@@ -16,10 +16,9 @@ HERE = Path(__file__).resolve().parent
 
 
 def load(*, data_files: dict[str, str], **_metadata: Any) -> dict[str, datasets.Dataset]:
-    """Data set of a task: split name -> rows of a JSON-lines file, named relative to this folder.
+    """Load the data set of a task: split name -> rows of a JSON-lines file, named relative to this folder.
 
-    lm-eval hands over a task's `metadata` and `dataset_kwargs` (`custom_dataset`,
-    lm_eval/api/task.py).
+    lm-eval passes a task's `metadata` and `dataset_kwargs` (`custom_dataset`, lm_eval/api/task.py).
     """
     return {split: datasets.Dataset.from_list(_read(HERE / name)) for split, name in data_files.items()}
 

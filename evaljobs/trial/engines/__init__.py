@@ -1,5 +1,5 @@
-"""Engines: a checkpoint that is loaded and answers batches, behind one protocol.
+"""Engines: loaded checkpoints that answer batches, behind one protocol.
 
-Rule: `trial` and `shard_runner` know the protocol alone. What lm-eval's model class can do stays
-lm-eval's. Start with `protocol.py`; `loading.py` chooses the engine.
+Rule: `trial` and `shard_runner` only know the protocol. lm-eval's model class does everything it can. Start with
+`protocol.py`; `loading.py` chooses the engine.
 """

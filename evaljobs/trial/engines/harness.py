@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # it imports torch
 
 log = logging.getLogger(__name__)
 
-# An engine that batches by itself is given as many requests at once as it will take.
+# An engine that batches by itself gets as many requests at once as it accepts.
 SELF_BATCHING_SIZE = 256
 TOKENISERS = ("tok_encode", "tok_batch_encode", "tok_decode")  # methods of lm-eval's classes
 
@@ -54,15 +54,14 @@ class HarnessEngine:
 
     @property
     def model(self) -> object:
-        """As lm-eval's class has it."""
+        """As in lm-eval's class."""
         return getattr(self.lm, "model", None)
 
     def warm_up(self) -> float:
-        """Seconds of a first forward pass of one token: its loading does not count as inference.
+        """Run a first forward pass of one token and return its seconds, so that lazy loading does not count as inference.
 
-        It draws no random number and keeps nothing. 0.0 without a pass for compiled models, which
-        specialise on the first shape, and for classes other than lm-eval's causal `hf`. If it fails,
-        the first batch reports the error.
+        Draws no random number and keeps nothing. Returns 0.0 without a pass for compiled models, which specialise on the
+        first shape, and for classes other than lm-eval's causal `hf`. If it fails, the first batch reports the error.
         """
         call, kind = getattr(self.lm, "_model_call", None), getattr(self.lm, "AUTO_MODEL_CLASS", None)
         if (
@@ -83,14 +82,14 @@ class HarnessEngine:
         return time.monotonic() - started
 
     def probe_batch_size(self) -> int:
-        """The batch size that lm-eval's own detection finds for inputs of the model's full length."""
+        """Return the batch size that lm-eval's own detection finds for inputs of the model's full length."""
         detect = getattr(self.lm, "_detect_batch_size", None)
         if detect is None:
             return SELF_BATCHING_SIZE
         return max(1, int(detect()))
 
     def probe_token_budget(self, batch_size: int) -> int:
-        """The tokens of the largest pass of lm-eval's detection, which keeps the logits of all of them."""
+        """Return the tokens of the largest pass of lm-eval's detection, which keeps the logits of all of them."""
         return batch_size * int(self.lm.max_length)
 
     def fix_batch_size(self, batch_size: int) -> None:
@@ -105,12 +104,12 @@ class HarnessEngine:
     def answers(
         self, batches: Sequence[Batch], seeds: Sequence[int], tick: Callable[[int], None]
     ) -> list[tuple[int, Any]]:
-        """One batch after the other, each with its seed. BrokenWeightsError where an answer is not finite."""
+        """Answer one batch after the other, each with its seed. Raise BrokenWeightsError if an answer is not finite."""
         pairs: list[tuple[int, Any]] = []
         for done, (batch, seed) in enumerate(zip(batches, seeds, strict=True)):
             tick(done)
             if self._keeps_scale:
-                self.warm_up()  # a short row takes the scale back that the batch before has left
+                self.warm_up()  # a short row resets the scale left by the previous batch
             seed_generators(seed)
             with next_logits(self.model if batch.kind == "generate_until" else None) as were_finite:
                 found = run_batch(self.lm, batch) if batch.unit is None else self._unit_answers(batch)
@@ -119,7 +118,7 @@ class HarnessEngine:
         return pairs
 
     def _unit_answers(self, batch: Batch) -> list[tuple[int, Any]]:
-        """A unit of fast mode, from its trees or else lm-eval's way. The first unit probes the model."""
+        """Answer a unit of fast mode, from its trees or otherwise in lm-eval's way. The first unit probes the model."""
         from evaljobs.trial.engines.hf_fast import FastLikelihoods  # noqa: PLC0415
 
         if self._fast is None:
@@ -129,7 +128,7 @@ class HarnessEngine:
         return run_batch(self.lm, batch) if answers is None else answers
 
     def close(self) -> None:
-        """The class has started no process."""
+        """Do nothing: the class starts no process."""
 
     def _timed(self, tokeniser: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any, **more: Any) -> Any:
@@ -142,7 +141,7 @@ class HarnessEngine:
         return timed
 
     def _counted(self, decode: Callable[..., str]) -> Callable[..., str]:
-        """lm-eval decodes each answer's tokens by a list, and single tokens by their number."""
+        """Wrap decoding to count tokens: lm-eval decodes each answer's tokens as a list, and single tokens as numbers."""
 
         def counted(tokens: Any, **more: Any) -> str:
             if isinstance(tokens, list):
@@ -168,7 +167,7 @@ def _request(*arguments: Any) -> SimpleNamespace:
 
 
 def run_batch(lm: Any, batch: Batch) -> list[tuple[int, Any]]:
-    """(request index, answer) for every piece of a batch, as in `ShardResponses.responses`."""
+    """Return (request index, answer) for every piece of a batch, as in `ShardResponses.responses`."""
     with at_once(lm, batch):
         answers = _ask(lm, batch)
     pairs: list[tuple[int, Any]] = []
@@ -178,7 +177,7 @@ def run_batch(lm: Any, batch: Batch) -> list[tuple[int, Any]]:
         elif batch.kind == "loglikelihood_rolling" and not batch.text:
             pairs.append((piece.index, [piece.window, float(answer[0])]))
         elif batch.kind == "loglikelihood_rolling":
-            # the only term: the engine cut the text into windows of its own and added them up
+            # a single term: the engine cut the text into its own windows and summed them
             pairs.append((piece.index, [0, float(answer)]))
         else:
             pairs.append((piece.index, answer))
@@ -187,10 +186,10 @@ def run_batch(lm: Any, batch: Batch) -> list[tuple[int, Any]]:
 
 @contextmanager
 def at_once(lm: Any, batch: Batch) -> Iterator[None]:
-    """Have lm-eval's hf class run all of a batch at once: its own batch size is the evaluation's.
+    """Make lm-eval's hf class run a whole batch at once, although its batch size is the evaluation's.
 
-    A task's own batch size and rolling windows by token budget may be larger. A unit that goes
-    lm-eval's way is cut by the evaluation's size: its requests, in full, may not fit at once.
+    A task's own batch size and rolling windows by token budget may be larger. A unit that goes lm-eval's way is cut by the
+    evaluation's size, since its complete requests may not fit at once.
     """
     own = getattr(lm, "batch_size_per_gpu", None)
     if not isinstance(own, int) or batch.unit is not None or len(batch.pieces) <= own:

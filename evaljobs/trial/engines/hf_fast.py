@@ -1,8 +1,8 @@
-"""Fast likelihoods of lm-eval's hf class: one forward pass a unit, in which no token is computed twice.
+"""Fast likelihoods of lm-eval's hf class: one forward pass per unit, in which no token is computed twice.
 
-Rule: an answer is a pure function of the checkpoint and its unit. A probe compares the logits of a
-small unit with those of plain forward passes; a model that fails it is asked lm-eval's way. Imports
-torch, so `harness` imports this where the first unit comes.
+Rule: an answer is a pure function of the checkpoint and its unit. A probe compares the logits of a small unit with those of
+plain forward passes; a model that fails it is run in lm-eval's way. Imports torch, so `harness` imports this for the first
+unit.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ from evaljobs.lmeval.tries import input_of, tokens_of
 
 log = logging.getLogger(__name__)
 
-PROBE_PREFIX = 24  # tokens, as of the rows below: enough that wrong attention shows, few enough for any model
+# tokens, also for the rows below: enough to reveal wrong attention, few enough for any model
+PROBE_PREFIX = 24
 PROBE_COMMON = 20
 PROBE_SCORED = 9  # tokens of a branch whose logits are compared, at most
 PROBE_SEED = 20
 SLIDING = "sliding_attention"
 WINDOWS = ("sliding_window", "window_size", "attention_window", "attention_chunk_size")
-# Largest distance of a unit's log-probabilities from those of plain forward passes, over the distance
-# where each token attends to all before it. Rounding alone reaches 0.04 in bfloat16, 4e-6 in float32;
-# attention that heeds no mask, or positions of its own, is above 0.3.
+# Largest distance of a unit's log-probabilities from plain forward passes, relative to that with causal attention over whole
+# rows. Rounding alone reaches 0.04 in bfloat16, 4e-6 in float32; attention that ignores the mask or the positions exceeds
+# 0.3.
 TOLERANCE = 0.1
 TOLERANCE_32_BIT = 0.001
 
@@ -46,7 +47,7 @@ TOLERANCE_32_BIT = 0.001
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """One likelihood: its input without the task prefix, and the tokens that are scored after its end."""
+    """One likelihood: its input without the task prefix, and the tokens scored after its end."""
 
     tokens: list[int]
     continuation: list[int]
@@ -71,13 +72,13 @@ class UnitTensors:
 
 
 def tensors(rows: Sequence[Sequence[Ask]], prefix: int) -> UnitTensors:
-    """The tensors of a unit, on the CPU. `prefix`: tokens of the task prefix. Requests in order of rows."""
+    """Build the tensors of a unit on the CPU. `prefix`: tokens of the task prefix. Requests in order of rows."""
     laid = [tries.layout([ask.tokens for ask in row]) for row in rows]
     width = max(row[-1].end for row in laid)
     tokens: NDArray[np.int64] = np.zeros((len(rows), width), dtype=np.int64)
     positions: NDArray[np.int64] = np.zeros((len(rows), width), dtype=np.int64)
     visible: NDArray[np.bool_] = np.zeros((len(rows), 1, width, prefix + width), dtype=bool)
-    numbers: dict[int, int] = {}  # place -> index into `scored`
+    numbers: dict[int, int] = {}  # position -> index into `scored`
     predicted_from: list[int] = []
     for number, (row, branches) in enumerate(zip(rows, laid, strict=True)):
         seen = visible[number, 0]
@@ -93,7 +94,7 @@ def tensors(rows: Sequence[Sequence[Ask]], prefix: int) -> UnitTensors:
                 for place in path[-len(ask.continuation) :]
             ]
         padding = np.arange(branches[-1].end, width)
-        seen[padding, prefix + padding] = True  # a token that attends to none would give NaN
+        seen[padding, prefix + padding] = True  # a token that attends to nothing would give NaN
     return UnitTensors(
         tokens=torch.from_numpy(tokens),
         positions=torch.from_numpy(positions),
@@ -105,19 +106,19 @@ def tensors(rows: Sequence[Sequence[Ask]], prefix: int) -> UnitTensors:
     )
 
 
-# --- attention: a mask's form follows from the configuration; a probe says whether it is heeded -----------------
+# --- attention: the mask's form follows from the configuration; a probe shows whether it is respected --------------
 
 
 class UnfitModelError(Exception):
-    """This model's likelihoods cannot be computed in trees; the message says why."""
+    """The reason why this model's likelihoods cannot be computed in trees."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """`additive`: the mask's dtype where the attention adds it to scores; None: it is boolean.
+    """Form of the mask. `additive`: its dtype if the attention adds it to scores; None: it is boolean.
 
-    `window`: tokens of a row from which on attention may depend on more than the tree. `kinds`: the
-    kinds of attention layers, where there are several; `slides`: whether the only kind slides.
+    `window`: tokens of a row beyond which attention may depend on more than the tree. `kinds`: the kinds of attention layers,
+    if several; `slides`: whether the only kind slides.
     """
 
     additive: torch.dtype | None
@@ -126,7 +127,7 @@ class Shape:
     slides: bool = False
 
     def mask(self, unit: UnitTensors, device: torch.device) -> Any:
-        """The argument `attention_mask`: a tensor, or one of each kind of layer."""
+        """Return the argument `attention_mask`: a tensor, or one for each kind of layer."""
         visible = unit.visible.to(device)
         if self.window is None or visible.shape[-1] <= self.window:
             return self._formed(visible)
@@ -150,15 +151,15 @@ class Shape:
 
 
 def shape_of(lm: Any) -> Shape:
-    """Read from the configuration of lm-eval's model. UnfitModelError where no mask can be given."""
+    """Read the mask's form from the configuration of lm-eval's model. Raise UnfitModelError if no mask can be passed."""
     if getattr(lm.AUTO_MODEL_CLASS, "__name__", "") != "AutoModelForCausalLM" or lm.backend != "causal":
-        raise UnfitModelError("it is no causal language model of lm-eval's hf class")
+        raise UnfitModelError("it is not a causal language model of lm-eval's hf class")
     if hasattr(lm.model, "_orig_mod"):
         raise UnfitModelError("torch.compile specialises on shapes, and each unit has its own")
     config = lm.model.config
     form = config._attn_implementation  # noqa: SLF001
     if form not in {"sdpa", "eager"}:
-        raise UnfitModelError(f"its attention {form!r} takes no mask of a tree")
+        raise UnfitModelError(f"its attention {form!r} does not accept a tree mask")
     if rope := growing_rope(config.to_dict()):
         raise UnfitModelError(f"its {rope} rope scales a row by the longest row beside it")
     text = config.get_text_config()
@@ -174,7 +175,7 @@ def shape_of(lm: Any) -> Shape:
 
 
 def flattened(unit: UnitTensors) -> UnitTensors:
-    """The unit with wrong attention: each token attends to all before it, as if a row were one text."""
+    """Return the unit with wrong attention: each token attends to all before it, as if a row were one text."""
     rows, _, width, keys = unit.visible.shape
     causal = torch.ones(width, keys, dtype=torch.bool).tril(keys - width)
     places = torch.arange(keys - width, keys).expand(rows, -1)
@@ -182,18 +183,18 @@ def flattened(unit: UnitTensors) -> UnitTensors:
 
 
 def distance(ours: torch.Tensor, plain: torch.Tensor) -> float:
-    """Root mean square over the vocabulary of differing log-probabilities, at the worst place."""
+    """Return the root mean square difference of log-probabilities over the vocabulary, at the worst position."""
     one, other = (functional.log_softmax(x.float(), dim=-1) for x in (ours, plain))
     return float((one - other).square().mean(dim=-1).sqrt().max())
 
 
 def compare(ours: torch.Tensor, flat: torch.Tensor, plain: torch.Tensor) -> None:
-    """UnfitModelError where a unit's logits are not those of plain forward passes, up to rounding."""
+    """Raise UnfitModelError if a unit's logits differ from those of plain forward passes by more than rounding."""
     if not plain.isfinite().all():
         raise UnfitModelError("its logits of random tokens are NaN or infinite")
     error, wrong = distance(ours, plain), distance(flat, plain)
     tolerance = TOLERANCE_32_BIT if plain.dtype == torch.float32 else TOLERANCE
-    if not error <= tolerance * wrong:  # a NaN is larger than all
+    if not error <= tolerance * wrong:  # a NaN is larger than everything
         raise UnfitModelError(
             f"its logits in a tree differ from plain ones by {error:.2g}, where wrong attention makes {wrong:.2g}"
         )
@@ -223,7 +224,7 @@ class PrefixLayer(DynamicLayer):  # type: ignore[misc]  # transformers' types ar
 
 
 class FastLikelihoods:
-    """`lm`: lm-eval's HFLM with its weights. `reason`: why some units go lm-eval's way, or ""."""
+    """Fast likelihoods of `lm`, lm-eval's HFLM with its weights. `reason`: why some units go lm-eval's way, or ""."""
 
     def __init__(self, lm: Any) -> None:
         self._lm = lm
@@ -232,9 +233,9 @@ class FastLikelihoods:
         self._unfit = self.reason = self._probed(PROBE_COMMON)
 
     def answers(self, batch: Batch) -> list[tuple[int, Any]] | None:
-        """(request index, [log-likelihood, whether greedy]) of every piece of a unit.
+        """Return (request index, [log-likelihood, whether greedy]) of every piece of a unit.
 
-        None where lm-eval's way is right; that depends on the model and the unit alone.
+        None if the unit has to go lm-eval's way, which depends only on the model and the unit.
         """
         if self._unfit or batch.unit is None:
             return None
@@ -255,7 +256,7 @@ class FastLikelihoods:
         ]
 
     def _unit(self, pieces: Sequence[Piece], unit: Unit) -> tuple[UnitTensors, list[int]]:
-        """A unit's tensors, and its task prefix."""
+        """Return a unit's tensors, and its task prefix."""
         inputs = [input_of(piece, self._lm.max_length) for piece in pieces]
         asks = iter(
             Ask(tokens=tokens[unit.prefix :], continuation=tokens_of(piece.continuation))
@@ -267,7 +268,7 @@ class FastLikelihoods:
     # --- forward passes ------------------------------------------------------------------------------------------
 
     def _cache_of(self, prefix: list[int]) -> DynamicCache | None:
-        """Keys and values of a task prefix, computed alone: the last prefix's are kept."""
+        """Return keys and values of a task prefix, computed separately; the last prefix's are cached."""
         if not prefix:
             return None
         if self._prefix is None or self._prefix[0] != prefix:
@@ -280,7 +281,7 @@ class FastLikelihoods:
         return self._prefix[1]
 
     def _logits(self, unit: UnitTensors, cache: DynamicCache | None) -> torch.Tensor:
-        """[scored places, vocabulary], in the model's dtype."""
+        """Return [scored positions, vocabulary] in the model's dtype."""
         device = self._lm.device
         with self._head_at(unit.scored):
             logits = self._forward(
@@ -295,7 +296,7 @@ class FastLikelihoods:
         return logits[0]
 
     def _forward(self, **inputs: Any) -> torch.Tensor:
-        """As HFLM._model_call (lm_eval/models/huggingface.py, 0.4.13)."""
+        """Run a forward pass like HFLM._model_call (lm_eval/models/huggingface.py, 0.4.13)."""
         precision = self._lm.mixed_precision_dtype
         with (
             torch.no_grad(),
@@ -306,10 +307,10 @@ class FastLikelihoods:
 
     @contextmanager
     def _head_at(self, places: torch.Tensor) -> Iterator[None]:
-        """Have the model's last layer compute logits at these places alone, counted through all rows."""
+        """Restrict the model's last layer to logits at these positions, counted through all rows."""
         head = self._lm.model.get_output_embeddings()
         if head is None:
-            raise UnfitModelError("it has no layer of output embeddings")
+            raise UnfitModelError("it has no output embeddings")
 
         def choose(_module: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
             hidden = inputs[0]
@@ -324,7 +325,7 @@ class FastLikelihoods:
     # --- the probe -----------------------------------------------------------------------------------------------
 
     def _right_at(self, length: int) -> bool:
-        """Whether rows of this length, prefix included, are right; past the window a probe says."""
+        """Return whether rows of this length, including the prefix, are right; beyond the window a probe decides."""
         window = self._shape.window
         if window is None or length <= window:
             return True
@@ -335,7 +336,7 @@ class FastLikelihoods:
         return not self._past_window
 
     def _probed(self, common: int) -> str:
-        """Why a unit whose branches share `common` tokens is wrong; "" where it is right."""
+        """Return why a unit whose branches share `common` tokens is wrong; "" if it is right."""
         try:
             self._shape = shape_of(self._lm)
             self._check(common)
@@ -347,7 +348,7 @@ class FastLikelihoods:
         return ""
 
     def _check(self, common: int) -> None:
-        """Compare a small unit with plain forward passes; UnfitModelError where they differ."""
+        """Compare a small unit with plain forward passes. Raise UnfitModelError if they differ."""
         prefix, rows = probe_rows(common, self._lm.model.get_input_embeddings().num_embeddings)
         unit = tensors(rows, len(prefix))
         with torch.no_grad():
@@ -362,10 +363,10 @@ class FastLikelihoods:
 
 
 def probe_rows(common: int, vocabulary: int) -> tuple[list[int], list[list[Ask]]]:
-    """A task prefix, a row of branches that share `common` tokens, and a row with a long branch before another.
+    """Return a task prefix, a row of branches that share `common` tokens, and a row with a long branch before another.
 
-    The last branch stands `common` places behind the tokens that it shares: past a window, attention
-    by places misses all of them, and the error is larger than bfloat16's rounding.
+    The last branch is `common` positions behind its shared tokens: beyond a window, attention by position misses all of them,
+    and the error exceeds bfloat16's rounding.
     """
     draw = random.Random(PROBE_SEED)
 

@@ -25,11 +25,11 @@ NOT_ON_GPUS = ("cpu", "disk", "meta")  # a parameter that accelerate offloads is
 
 
 class UnfitError(RetryError):
-    """This node lacks GPUs that the job asked for."""
+    """This node lacks GPUs that the job requested."""
 
 
 def import_engine(engine: str) -> Any:
-    """lm-eval's model class of this name. OperatorError where it or its libraries are missing."""
+    """Import lm-eval's model class of this name. Raise OperatorError if it or its libraries are missing."""
     from lm_eval.api.registry import get_model  # noqa: PLC0415
 
     try:
@@ -46,8 +46,8 @@ def import_engine(engine: str) -> Any:
 
 
 def engine_trouble(engine: str) -> str:
-    """Why this interpreter cannot import lm-eval's class of an engine, or the hf class that builds the requests of every
-    engine; empty where it can. Takes as long as importing them.
+    """Return why this interpreter cannot import lm-eval's class of an engine, or the hf class that builds the requests of
+    every engine; "" if it can. Takes as long as importing them.
     """
     try:
         import_engine(engine)
@@ -66,14 +66,13 @@ def load(
     seed: int = 1234,
     phase: Callable[[str], None] = lambda _phase: None,
 ) -> Engine:
-    """Import the engine and load the checkpoint; `device=None`: cuda where there is one, else CPU.
+    """Import the engine and load the checkpoint; `device=None`: cuda if available, otherwise CPU.
 
-    `seed`: of what loading draws, as lm_eval's torch seed: the rows of a larger tokenizer that comes with an adapter.
+    `seed`: of random values in loading, as lm_eval's torch seed: new rows of a larger tokenizer that comes with an adapter.
 
-    Calls `phase("import")` and `phase("load")` as they begin. Raises UnfitError where fewer than
-    `gpus` GPUs are seen, on a device that is not chosen or "cuda"; OperatorError where the model
-    does not use them all, or needs a package that is not installed; BrokenWeightsError where its values
-    are not those of a checkpoint.
+    Calls `phase("import")` and `phase("load")` as they begin. Raises UnfitError if fewer than `gpus` GPUs are visible, on a
+    device that is not chosen or "cuda"; OperatorError if the model does not use them all, or needs a package that is not
+    installed; BrokenWeightsError if its values are not those of a checkpoint.
     """
     started = time.monotonic()
     phase("import")
@@ -115,9 +114,9 @@ def load(
 
 
 def check_gpus(torch: Any, device: str | None, gpus: int) -> None:
-    """Raise where a trial on `gpus` GPUs would silently run on the CPU, or on fewer.
+    """Raise if a trial on `gpus` GPUs would silently run on the CPU, or on fewer.
 
-    UnfitError: the node is at fault; OperatorError: this torch uses no GPU on any node.
+    UnfitError: the node is at fault; OperatorError: this torch cannot use GPUs on any node.
     """
     if gpus == 0 or not (device or "cuda").startswith("cuda"):
         return
@@ -135,14 +134,14 @@ def check_gpus(torch: Any, device: str | None, gpus: int) -> None:
         )
 
 
-# --- several GPUs: a trial that holds k uses k, or ends at once and says what to set ---------------------------------
+# --- several GPUs: a trial that holds k uses k, or fails at once and says what to set -----------------------------------
 
 
 def spread(options: ModelOptions, gpus: int, device: str) -> dict[str, Any]:
-    """lm-eval's arguments of the model on `gpus` GPUs: `hf` is to spread its layers over several.
+    """Return lm-eval's arguments for the model on `gpus` GPUs: `hf` spreads its layers over several.
 
-    They are those of `lm_eval --model_args parallelize=True`. Where `device_map` alone is given,
-    lm-eval would load by it, and then move the whole model to the first GPU.
+    They are those of `lm_eval --model_args parallelize=True`. With only `device_map`, lm-eval would load by it and then move
+    the whole model to the first GPU.
     """
     arguments = dict(options.model_args)
     if gpus > 1 and options.engine in HF_ENGINES and not device.startswith("cpu"):
@@ -151,7 +150,7 @@ def spread(options: ModelOptions, gpus: int, device: str) -> dict[str, Any]:
 
 
 def bytes_by_device(model: Any) -> dict[str, int]:
-    """Device, such as "cuda:0" -> bytes of the parameters there. Empty for what is no torch module."""
+    """Return device, such as "cuda:0" -> bytes of the parameters there; empty for anything but a torch module."""
     parameters = getattr(model, "parameters", None)
     found: Counter[str] = Counter()
     for parameter in parameters() if callable(parameters) else ():
@@ -160,10 +159,10 @@ def bytes_by_device(model: Any) -> dict[str, int]:
 
 
 def check_spread(devices: Mapping[str, int], options: ModelOptions, gpus: int) -> None:
-    """OperatorError where a model leaves GPUs of its trial without weights, or weights outside of them.
+    """Raise OperatorError if a model leaves GPUs of its trial without weights, or weights off them.
 
-    `devices`: from `bytes_by_device`; empty where the engine shows no model, which is not checked.
-    `gpus`: those that the trial's job holds; 0 on CPU slots.
+    `devices`: from `bytes_by_device`; empty if the engine exposes no model, which is not checked. `gpus`: held by the trial's
+    job; 0 on CPU slots.
     """
     if gpus == 0 or not devices:
         return

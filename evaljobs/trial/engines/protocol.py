@@ -1,7 +1,7 @@
-"""What a trial asks of an engine.
+"""The interface between a trial and its engine.
 
-Rule: answers are a pure function of the checkpoint, its options, the batch and its seed. They do
-not depend on other batches, their order, or the lane. Called from `trial` and `shard_runner`.
+Rule: answers are a pure function of the checkpoint, its options, the batch and its seed. They do not depend on other batches,
+their order, or the lane. Called from `trial` and `shard_runner`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from evaljobs.lmeval.batches import Batch
 class Loaded:
     """Where a model was loaded, and the seconds to import its libraries and to read its weights.
 
-    `fast`: why units of fast mode go lm-eval's way; "" where they do not, or none has come.
+    `fast`: why units of fast mode go lm-eval's way; "" if they do not, or none has been seen.
     """
 
     devices: str
@@ -29,9 +29,9 @@ class Loaded:
 
 @dataclass(slots=True)
 class Usage:
-    """What answering took so far. `tokenise_seconds`: for text to tokens and back, a part of its seconds.
+    """Accumulated cost of answers. `tokenise_seconds`: conversion between text and tokens, part of its seconds.
 
-    `generated_tokens`: with the padding behind shorter answers; None where the engine does not say.
+    `generated_tokens`: including the padding behind shorter answers; None if the engine does not report it.
     """
 
     tokenise_seconds: float = 0.0
@@ -39,11 +39,11 @@ class Usage:
 
 
 class Engine(Protocol):
-    """A loaded checkpoint. `loading.load` makes it; one thread uses it."""
+    """A loaded checkpoint, created by `loading.load` and used by one thread."""
 
     @property
     def loaded(self) -> Loaded:
-        """What is known of the model so far."""
+        """The facts about the model so far."""
         ...
 
     @property
@@ -51,24 +51,24 @@ class Engine(Protocol):
 
     @property
     def model(self) -> object:
-        """A torch module with the weights, or something else where the engine keeps them to itself."""
+        """A torch module with the weights, or another object if the engine does not expose them."""
         ...
 
     @property
     def tokenizer(self) -> object:
-        """One of transformers, or of its interface; None where the engine has none."""
+        """A tokenizer with transformers' interface; None if the engine has none."""
         ...
 
     def warm_up(self) -> float:
-        """Seconds of a first forward pass that draws no random number; 0.0 where there was none."""
+        """Run a first forward pass that draws no random number, and return its seconds; 0.0 without one."""
         ...
 
     def probe_batch_size(self) -> int:
-        """The batch size that fits, of a model loaded with batch size "auto"."""
+        """Return the batch size that fits a model loaded with batch size "auto"."""
         ...
 
     def probe_token_budget(self, batch_size: int) -> int:
-        """Padded tokens of a forward pass that fit, where `batch_size` was found to fit."""
+        """Return the padded tokens per forward pass that fit, given that `batch_size` fits."""
         ...
 
     def fix_batch_size(self, batch_size: int) -> None:
@@ -78,13 +78,13 @@ class Engine(Protocol):
     def answers(
         self, batches: Sequence[Batch], seeds: Sequence[int], tick: Callable[[int], None]
     ) -> list[tuple[int, Any]]:
-        """(request index, answer) of every piece, as in `ShardResponses.responses`.
+        """Return (request index, answer) of every piece, as in `ShardResponses.responses`.
 
-        `seeds`: one of each batch. Calls `tick(batches done)` at least once before each batch. What
-        `tick` raises ends the call, and the engine forgets the requests.
+        `seeds`: one per batch. Calls `tick(batches done)` at least once before each batch. An exception from `tick` ends the
+        call, and the engine forgets the requests.
         """
         ...
 
     def close(self) -> None:
-        """End what the engine has started: processes, shared memory."""
+        """Release everything the engine has started: processes, shared memory."""
         ...

@@ -1,8 +1,8 @@
-"""Processes that an engine spawns end with the process that started them, whatever ends that.
+"""Makes processes that an engine spawns end with the process that started them, however that ends.
 
-Rule: multiprocessing runs the main module's name in each process that it spawns, before anything
-else. Within `tied` that name is this module's, and it asks the kernel for SIGKILL at the parent's end.
-It holds for processes of these processes, too. Called from `vllm`, and from `scoring` for its workers.
+Rule: multiprocessing runs the main module's name in each spawned process before anything else. Within `tied` that name is
+this module's, which asks the kernel for SIGKILL at the parent's end. This also covers processes of these processes. Called
+from `vllm`, and from `scoring` for its workers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def die_with_parent(number: signal.Signals, parent: int) -> None:
 
 @contextlib.contextmanager
 def tied() -> Iterator[None]:
-    """Processes that multiprocessing spawns within the context end with this one."""
+    """Tie processes that multiprocessing spawns within the context to the life of this one."""
     main = sys.modules["__main__"]
     before = main.__spec__
     main.__spec__ = importlib.util.find_spec("evaljobs.trial.engines.tied")

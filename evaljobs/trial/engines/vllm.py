@@ -1,9 +1,9 @@
 """vLLM behind lm-eval's class: a shard's requests in one submission, and nothing left when it ends.
 
-Rule: lm-eval's class makes token ids, sampling parameters and answers. With one GPU vLLM runs inside
-the trial's process; with k, by tensor parallelism, in k processes that end with the trial. Answers
-depend slightly on which requests vLLM computes together, as in `lm_eval --model vllm`: they are equal
-within a tolerance (docs/evaluating/vllm.md), and draws are seeded per request. Called from `loading`.
+Rule: lm-eval's class makes token ids, sampling parameters and answers. With one GPU vLLM runs inside the trial's process;
+with k, by tensor parallelism, in k processes that end with the trial. As in `lm_eval --model vllm`, answers depend slightly
+on which requests vLLM computes together: they are equal within a tolerance (docs/evaluating/vllm.md), and sampling is seeded
+per request. Called from `loading`.
 """
 
 from __future__ import annotations
@@ -45,14 +45,15 @@ ENVIRONMENT = {
 }
 PARALLEL = ("tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size")
 ORDERED = (
-    "vLLM's likelihoods depend on the order of requests where it caches prefixes: leave enable_prefix_caching out of "
-    "[trial] model_args, or evaluate tasks of generation alone"
+    "vLLM's likelihoods depend on the order of requests if it caches prefixes: omit enable_prefix_caching from "
+    "[trial] model_args, or evaluate only generation tasks"
 )
-ALL_AT_ONCE = 1 << 30  # lm-eval's batch size: the most requests that its class submits to vLLM at once
+# lm-eval's batch size: the maximum number of requests that its class submits to vLLM at once
+ALL_AT_ONCE = 1 << 30
 
 
 def prepare() -> None:
-    """Set the variables that vLLM reads when it is imported; those that are set already stay."""
+    """Set unset variables that vLLM reads when it is imported."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
 
@@ -60,14 +61,14 @@ def prepare() -> None:
 def load(
     model_class: Any, model_path: str, options: ModelOptions, *, gpus: int, import_seconds: float
 ) -> VllmEngine:
-    """Make lm-eval's class of vLLM on the checkpoint in the folder `model_path`.
+    """Create lm-eval's vLLM class for the checkpoint in the folder `model_path`.
 
-    `gpus`: those that the trial holds; 0 on CPU slots. OperatorError where vLLM would use fewer.
+    `gpus`: held by the trial; 0 on CPU slots. Raise OperatorError if vLLM would use fewer.
     """
     started = time.monotonic()
     # with vLLM's prefix cache likelihoods depend on the order of requests (vLLM 42019)
     arguments = {"enable_prefix_caching": False, **spread(options.model_args, gpus)}
-    # in the files, since vLLM's processes keep their tensors; before there are any that would have to be ended
+    # from the files, since vLLM's processes keep their tensors, and before any process has to be ended
     weights.check_finite(stored(model_path).items())
     segments.sweep()
     with tied(), segments.named(), _from_inside(model_path) as place:
@@ -83,23 +84,23 @@ def load(
 
 
 def spread(model_args: Mapping[str, Any], gpus: int) -> dict[str, Any]:
-    """lm-eval's arguments of the model on `gpus` GPUs: tensor parallel over all, unless they say otherwise."""
+    """Return lm-eval's arguments for the model on `gpus` GPUs: tensor parallel over all, unless they say otherwise."""
     given = {name: int(model_args[name]) for name in PARALLEL if model_args.get(name)}
     used = math.prod(given.values())
     if gpus > 1 and given and used != gpus:
         raise OperatorError(
             f"the trial holds {gpus} GPUs and vLLM would use {used} ({', '.join(f'{n} = {v}' for n, v in given.items())}): "
-            f"leave that out of [trial] model_args, or set gpus_per_trial = {used}"
+            f"omit that from [trial] model_args, or set gpus_per_trial = {used}"
         )
     return {**model_args, **({"tensor_parallel_size": gpus} if gpus > 1 and not given else {})}
 
 
 @contextlib.contextmanager
 def _from_inside(folder: str) -> Iterator[str]:
-    """The path "." of a checkpoint, for as long as it is loaded.
+    """Provide the path "." for a checkpoint while it is loaded.
 
-    vLLM names its compiled code after the path, and a staged path holds the checkpoint's digest: with
-    one path for all, a checkpoint finds what an earlier one of the same shape has compiled.
+    vLLM keys its compiled code by the path, and a staged path contains the checkpoint's digest. With one path for all, a
+    checkpoint reuses what an earlier one of the same shape has compiled.
     """
     before = multiprocessing.process.ORIGINAL_DIR  # type: ignore[attr-defined]  # where spawned processes begin
     with contextlib.chdir(folder):
@@ -111,7 +112,7 @@ def _from_inside(folder: str) -> Iterator[str]:
 
 
 def _device() -> str:
-    """Name of the device, asked of vLLM: torch would make a CUDA context in this process."""
+    """Return the name of the device, from vLLM, since torch would create a CUDA context in this process."""
     from vllm.platforms import current_platform  # type: ignore[import-not-found]  # noqa: PLC0415
 
     return "cpu" if current_platform.is_cpu() else str(current_platform.get_device_name())
@@ -130,16 +131,16 @@ class VllmEngine(HarnessEngine):
         self._finished, self._batches_each, self._most = 0, 0.0, 0
 
     def warm_up(self) -> float:
-        """Nothing is left to warm up: vLLM does it while it is loaded."""
+        """Return 0.0: vLLM warms up while it is loaded."""
         return 0.0
 
     def fix_batch_size(self, batch_size: int) -> None:
-        """Nothing to set: vLLM chooses its batches."""
+        """Do nothing: vLLM chooses its batches."""
 
     def answers(
         self, batches: Sequence[Batch], seeds: Sequence[int], tick: Callable[[int], None]
     ) -> list[tuple[int, Any]]:
-        """Submits all requests of one kind and settings at once. Calls `tick` before each of vLLM's steps."""
+        """Submit all requests of one kind and settings at once. Calls `tick` before each of vLLM's steps."""
         seed_of = {
             piece.index: seed for batch, seed in zip(batches, seeds, strict=True) for piece in batch.pieces
         }
@@ -158,7 +159,7 @@ class VllmEngine(HarnessEngine):
                 else:
                     pairs += self._likelihoods(whole)
         except Exception:
-            # drop all requests that vLLM has
+            # drop all requests in vLLM
             self._engine.abort_request(list(self._engine.output_processor.request_states), internal=True)
             raise
         return pairs
@@ -188,7 +189,7 @@ class VllmEngine(HarnessEngine):
         return outputs
 
     def close(self) -> None:
-        """End vLLM's processes."""
+        """Shut down vLLM's processes."""
         try:
             self._engine.engine_core.shutdown()
         except Exception:
@@ -196,7 +197,7 @@ class VllmEngine(HarnessEngine):
 
 
 def _alike(batches: Sequence[Batch]) -> list[list[Batch]]:
-    """Batches by kind and settings, in the order of the first of each."""
+    """Group batches by kind and settings, in order of first appearance."""
     groups: dict[str, list[Batch]] = {}
     for batch in batches:
         key = json.dumps([batch.kind, batch.text, batch.settings], sort_keys=True, default=str)
@@ -205,9 +206,9 @@ def _alike(batches: Sequence[Batch]) -> list[list[Batch]]:
 
 
 def _seeded(settings: dict[str, Any], seed: int, index: int, prompt: str) -> dict[str, Any]:
-    """One prompt's settings, with a seed where it is sampled: its draws do not depend on other requests.
+    """Return one prompt's settings, with a seed if it is sampled, so that it does not depend on other requests.
 
-    `seed`: of its batch; `index`: its request's. A seed that the task gives is kept.
+    `seed`: of its batch; `index`: its request's. A seed set by the task is kept.
     """
     sampled = settings.get("do_sample") or float(settings.get("temperature") or 0) > 0
     if not sampled or "seed" in settings:

@@ -1,7 +1,7 @@
-"""Whether a model is what its checkpoint holds: what loading reports, and finite weights, logits and likelihoods.
+"""Checks that a model matches its checkpoint: what loading reports, and finite weights, logits and likelihoods.
 
-Rule: a checkpoint with broken weights gets no score. What transformers or peft initialises at random, leaves out, or
-cannot place is an error here; ties and names that they ignore themselves are none. Imports no torch by itself. Called
+Rule: a checkpoint with broken weights gets no score. Anything that transformers or peft initialises at random, skips, or
+cannot place is an error here; ties and names that they ignore themselves are not. Does not import torch by itself. Called
 from `loading`, `vllm` and `harness`.
 """
 
@@ -26,14 +26,14 @@ OVERFLOW = (
 
 
 class BrokenWeightsError(OperatorError):
-    """No task of this checkpoint may have a score."""
+    """Broken weights: no task of this checkpoint may have a score."""
 
 
 @contextlib.contextmanager
 def loaded_whole(model_class: Any) -> Iterator[None]:
-    """Raise BrokenWeightsError where loading within the context leaves a tensor of a model or an adapter without its values.
+    """Raise BrokenWeightsError if loading within the context leaves a tensor of a model or an adapter uninitialised.
 
-    `model_class`: lm-eval's; others than its hf classes load by themselves.
+    `model_class`: lm-eval's; classes other than its hf classes load by themselves.
     """
     if not hasattr(model_class, "AUTO_MODEL_CLASS"):
         yield
@@ -43,7 +43,7 @@ def loaded_whole(model_class: Any) -> Iterator[None]:
     load_model = PreTrainedModel.__dict__["from_pretrained"].__func__
 
     def model_checked(cls: Any, /, *arguments: Any, output_loading_info: bool = False, **more: Any) -> Any:
-        more["ignore_mismatched_sizes"] = True  # else transformers raises before it says which
+        more["ignore_mismatched_sizes"] = True  # otherwise transformers raises before it says which
         model, info = load_model(cls, *arguments, output_loading_info=True, **more)
         shapes = [f"{name} as {list(there)}, not {list(own)}" for name, there, own in info["mismatched_keys"]]
         _refuse("checkpoint", info["missing_keys"], info["unexpected_keys"], shapes)
@@ -58,7 +58,7 @@ def loaded_whole(model_class: Any) -> Iterator[None]:
 
             def adapter_checked(self: Any, /, *arguments: Any, **more: Any) -> Any:
                 found = load_adapter(self, *arguments, **more)
-                # vectors that adapters share lie in another file
+                # vectors that adapters share are in another file
                 own = [k for k in found.missing_keys if not any(shared in k for shared in SHARED)]
                 _refuse("adapter", own, found.unexpected_keys, [])
                 return found
@@ -78,10 +78,10 @@ def _replaced(owner: Any, name: str, made: object) -> Iterator[None]:
 
 
 def _refuse(what: str, missing: Iterable[str], unexpected: Iterable[str], mismatched: Sequence[str]) -> None:
-    """Raise BrokenWeightsError where one of the three is not empty."""
+    """Raise BrokenWeightsError if one of the three is not empty."""
     found = (
-        (sorted(missing), "lacks {}, and the model would begin with random values there"),
-        (sorted(unexpected), "holds {}, which its model does not have"),
+        (sorted(missing), "lacks {}, which would be random"),
+        (sorted(unexpected), "contains {}, which its model does not have"),
         (sorted(mismatched), "holds {}"),
     )
     if parts := [text.format(_first(names)) for names, text in found if names]:
@@ -96,19 +96,19 @@ def _first(names: Sequence[str]) -> str:
 
 
 def check_module(model: Any) -> None:
-    """Raise BrokenWeightsError where a parameter of a torch module is NaN or infinite. Buffers may be masks of -inf."""
+    """Raise BrokenWeightsError if a parameter of a torch module is NaN or infinite. Buffers may be masks of -inf."""
     if hasattr(model, "named_parameters"):
         check_finite(getattr(model, "_orig_mod", model).named_parameters())
 
 
 def check_finite(tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise BrokenWeightsError where a value is NaN or infinite. Integers and offloaded tensors are passed over."""
+    """Raise BrokenWeightsError if a value is NaN or infinite. Integers and offloaded tensors are skipped."""
     for name, tensor in tensors:
         if tensor.is_meta or not tensor.is_floating_point() or not tensor.numel():
             continue
         values = tensor.detach().reshape(-1)
         if values.element_size() < 2:
-            values = values.bfloat16()  # torch compares none of 8 bits
+            values = values.bfloat16()  # torch cannot compare 8-bit types
         if not all(math.isfinite(end.item()) for end in values.aminmax()):
             count = sum(int((~part.isfinite()).sum()) for part in values.split(1 << 24))
             raise BrokenWeightsError(
@@ -118,9 +118,9 @@ def check_finite(tensors: Iterable[tuple[str, Tensor]]) -> None:
 
 @contextlib.contextmanager
 def next_logits(model: Any) -> Iterator[Callable[[], bool]]:
-    """Watch the logits of the next token in each pass of a model; the callable says whether all were finite.
+    """Watch the next-token logits in each pass of a model; the callable returns whether all were finite.
 
-    No pass waits for a device. A model may forbid single tokens by -inf. `model`: None watches nothing.
+    No pass waits for a device. A model may mask single tokens by -inf. `model`: None watches nothing.
     """
     finite: list[Tensor] = []
 
@@ -138,7 +138,7 @@ def next_logits(model: Any) -> Iterator[Callable[[], bool]]:
 
 
 def check_answers(batch: Batch, answers: Sequence[Any], logits_were_finite: Callable[[], bool]) -> None:
-    """Raise BrokenWeightsError, naming the document, where a likelihood or the logits behind a generated text are NaN or infinite.
+    """Raise BrokenWeightsError, naming the document, if a likelihood or the logits of a generated text are NaN or infinite.
 
     `answers`: in the order of the batch's pieces, as in `ShardResponses.responses`.
     """
