@@ -40,6 +40,7 @@ from coordinator.runtime.submission import Submission, find_submission, has_ende
 from coordinator.runtime.summaries import find_folder
 from coordinator.runtime.summary import ended
 from coordinator.runtime.work_lock import WorkLock, is_daemon
+from evaljobs.contract.engine_traits import ENDPOINT
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import SuiteSpec
 
@@ -321,7 +322,8 @@ def _checked(
     from coordinator.intake.validate import check_cluster, no_answer
     from coordinator.runtime import wiring
 
-    check_suite(record.suite, settings, observer, prepare, record.checkpoint.source, convert=record.convert)
+    source, asks = record.checkpoint.source, not record.rescores
+    check_suite(record.suite, settings, observer, prepare, source, convert=record.convert, asks=asks)
     try:
         record = wiring.at_site(record, wiring.hosting(settings, coordinator.cluster), settings)
     except ClusterError as error:
@@ -341,19 +343,26 @@ def check_suite(
     checkpoint: str | None,
     *,
     convert: str | None,
+    asks: bool = True,
 ) -> None:
     """Refuse a suite whose tasks or data jobs would not find. The first time lm-eval reads thousands of files.
 
-    `prepare`: options of `evalspan prepare`; `checkpoint`: its folder, if one is named.
+    `prepare`: options of `evalspan prepare`; `checkpoint`: its folder, if one is named; `asks`: whether a model is to answer.
     """
     from coordinator.doctor.shared_storage import check_shared
+    from coordinator.intake.endpoint import NO_LIKELIHOODS, gives_likelihoods
     from coordinator.intake.validate import check_tasks, passed_over
+
+    without = ""
+    if settings.trial.engine == ENDPOINT and asks:
+        from_settings.check_endpoint(settings)
+        without = "" if gives_likelihoods(settings.trial.model_args) else NO_LIKELIHOODS
 
     # a raw checkpoint has no tokenizer for transformers
     tokenizer = checkpoint or "CHECKPOINT" if convert is None else "CONVERTED_CHECKPOINT"
     fetch = shlex.join(["evalspan", "prepare", *prepare, "--tokenizer", tokenizer])
     with messages.busy("asking lm-eval for the suite's tasks"):
-        files = check_tasks(suite, from_settings.site_of(settings), fetch)
+        files = check_tasks(suite, from_settings.site_of(settings), fetch, without)
     if said := passed_over(suite):
         messages.say(said)
     if settings.cluster.kind == "slurm":

@@ -9,7 +9,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # characters that control a terminal, or end a line of a log
+# characters that command a terminal, end a line of a log, or turn the direction in which the rest of a line is shown
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 def first_of(names: Sequence[str], most: int = 5) -> str:

@@ -63,7 +63,7 @@ class Evaluate(Chosen):
     slots: int | None = option("Maximum number of concurrent trials.", min=1, **SITE)
     shards_per_task: int | None = option("Force this many shards per task.", min=1, **SITE)
     step: int | None = STEP
-    model: str | None = option("hf, vllm or sglang.", **LM_EVAL)
+    model: str | None = option("hf, vllm, sglang or local-completions.", **LM_EVAL)
     model_args: list[str] | None = option(
         "Model arguments; pretrained= names the checkpoint.", metavar="KEY=VALUE,…", **LM_EVAL
     )

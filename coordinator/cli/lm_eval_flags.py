@@ -56,7 +56,14 @@ NEEDLESS = {  # flags without a value that request the default
     "--show-config": "each task's configuration is in results.json",
     "--write-out": "prompts are in the samples: `evalspan export ID --to lm-eval --out DIR` writes them",
 }
-ENGINES = {"hf": "hf", "huggingface": "hf", "hf-auto": "hf", "vllm": "vllm", "sglang": "sglang"}
+ENGINES = {
+    "hf": "hf",
+    "huggingface": "hf",
+    "hf-auto": "hf",
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "local-completions": "local-completions",
+}
 NAMES = "--tasks"  # takes several words
 PAIRS = ("--model-args", "--gen-kwargs")  # take several words KEY=VALUE
 OPTIONAL = ("--apply-chat-template", "--fewshot-as-multiturn")  # take one word or none

@@ -117,7 +117,7 @@ class TrialConfig(Record):
     env: dict[str, str] = Field({})
     """environment variables of the jobs, e.g. { NCCL_DEBUG = "WARN" }"""
     engine: str = "hf"
-    """engine, by lm-eval's name: "hf" or "vllm"; "sglang" is passed to lm-eval but not tested"""
+    """engine, by lm-eval's name: "hf", "vllm" or "local-completions" (a server); "sglang" is passed to lm-eval but not tested"""
     mode: Mode = "exact"
     """mode of suites that set none; "fast": hf computes each shared context once (docs/evaluating/exact-and-fast.md)"""
     model_args: Annotated[dict[str, Any], AfterValidator(check_model_args)] = Field({})

@@ -25,6 +25,7 @@ from coordinator.doctor.limit_findings import hours, judge_accounting, setting_o
 from coordinator.doctor.node_jobs import NodeJob
 from coordinator.errors import OperatorError
 from coordinator.intake.admission import loaded_suites, missing_places, no_place
+from evaljobs.contract.engine_traits import ENDPOINT
 from evaljobs.staging.capacity import MEMORY_FS
 
 SHARED_FS = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "panfs", "pvfs2", "orangefs", "afs", "cifs", "fuse", "9p")  # fmt: skip
@@ -86,7 +87,8 @@ def judge_versions(
     `trouble`: why the engine cannot be imported there; empty if it can.
     """
     engine = trial.engine
-    needed = ["lm_eval", "redis", *({"hf": ["torch", "transformers"]}.get(engine, [engine]))]
+    of_engine = {"hf": ["torch", "transformers"], ENDPOINT: ["torch", "transformers"]}.get(engine, [engine])
+    needed = ["lm_eval", "redis", *of_engine]
     missing = [name for name in needed if found.get(name) is None]
     text = ", ".join(f"{name} {found.get(name) or 'missing'}" for name in needed)
     text += "; evalspan was not tried with SGLang" * (engine == "sglang")
@@ -94,11 +96,13 @@ def judge_versions(
         todo = f"install {' and '.join(missing)} there, or name another interpreter in [trial] python"
         return finding(where, text, fail=todo)
     if trouble:
-        packages = "sglang" if engine == "sglang" else f"'evalspan[{engine}]'"
+        extra = "endpoint" if engine == ENDPOINT else engine
+        packages = "sglang" if engine == "sglang" else f"'evalspan[{extra}]'"
         return finding(
             where, f"{text}: {trouble}", fail=f"`pip install {packages}` there brings what it lacks"
         )
-    if on_gpus and not (trial.device or "").startswith("cpu") and (found.get("torch") or "").endswith("+cpu"):
+    on_gpus = on_gpus and engine != ENDPOINT and not (trial.device or "").startswith("cpu")
+    if on_gpus and (found.get("torch") or "").endswith("+cpu"):
         todo = 'a torch with CUDA or ROCm in [trial] python; without GPUs set [trial] device = "cpu"'
         return finding(where, f"{text}: this torch cannot use GPUs, so trials would fail at once", fail=todo)
     old = engine == "hf" and int((found.get("transformers") or "0").split(".")[0]) < LEAST_TRANSFORMERS

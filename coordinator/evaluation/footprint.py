@@ -19,6 +19,7 @@ from coordinator.base.words import first_of
 from coordinator.cluster import NodeState, Purpose
 from coordinator.evaluation.records import EvaluationRecord, RunOptions
 from coordinator.evaluation.state import JobInfo, State
+from evaljobs.contract.engine_traits import ENDPOINT
 from evaljobs.contract.names import HF_ENGINES
 from evaljobs.contract.specs import CheckpointSpec, ModelOptions, Weights
 from priors.hardware import memory_bytes
@@ -62,6 +63,8 @@ def own_bytes(checkpoint: CheckpointSpec, model: ModelOptions) -> int:
     Files in node memory are mapped, and count towards the precursor. On a GPU only tensors being converted and copied count;
     on a CPU all weights do, since conversion and merging copy them.
     """
+    if model.engine == ENDPOINT:
+        return 0
     stored, cpu = checkpoint.weights, (model.device or "").startswith("cpu")
     if stored is None:
         return checkpoint.bytes if cpu else max((f.size for f in checkpoint.files), default=0)

@@ -35,7 +35,7 @@ from coordinator.intake import cadence, suites
 from coordinator.intake.checkpoint import inspect
 from coordinator.intake.source_keys import inputs_of, with_full_paths
 from coordinator.intake.work_folder import is_of_another
-from evaljobs.contract.engine_traits import engine_traits
+from evaljobs.contract.engine_traits import ENDPOINT, engine_traits
 from evaljobs.contract.names import HF_ENGINES
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import JudgeConfig, ModelOptions, SuiteSpec
@@ -159,7 +159,7 @@ def model_options(config: Config) -> ModelOptions:
         model_args=with_full_paths(
             config.trial.model_args, Path.cwd()
         ),  # local jobs inherit the current folder
-        device=config.trial.device,
+        device="cpu" if config.trial.engine == ENDPOINT else config.trial.device,
         threads=_threads(config),
     )
 
@@ -168,6 +168,15 @@ SEVERAL_GPUS = {
     "sglang": ("tp_size", "dp_size", "pp_size"),
 }
 """Engine -> arguments of lm-eval's model class that make one process use several GPUs."""
+
+
+def check_endpoint(config: Config) -> None:
+    """OperatorError where trials that only ask a server would hold GPUs."""
+    if config.trial.engine == ENDPOINT and config.cluster.kind == "slurm":
+        raise OperatorError(
+            f"trials of engine {ENDPOINT!r} need no GPU, and those of cluster slurm would hold some: say --cluster local, for "
+            "instance in a CPU job"
+        )
 
 
 def check_device(config: Config) -> None:
@@ -205,10 +214,11 @@ def _check_spread(config: Config) -> None:
 
 def run_options(config: Config) -> RunOptions:
     local = config.cluster.kind == "local"
+    served = config.trial.engine == ENDPOINT  # no weights are loaded
     return RunOptions(
         trial=config.trial.model_copy(update={"env": {}}),
         metric=config.metric,
-        stage=config.stage,
+        stage=config.stage.model_copy(update={"enabled": False}) if served else config.stage,
         plan=config.plan,
         gpu_memory_gb=config.nodes.gpu_memory_gb,
         engine_memory_mb=_engine_memory_mb(config),

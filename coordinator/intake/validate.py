@@ -28,11 +28,11 @@ from evaljobs.lmeval.task_yaml import unreadable
 TASKS_SECONDS = 120
 
 
-def check_tasks(suite: SuiteSpec, site: Site, prepare: str) -> Sequence[str]:
+def check_tasks(suite: SuiteSpec, site: Site, prepare: str, no_likelihoods: str = "") -> Sequence[str]:
     """Check a suite's tasks with lm-eval in the trial interpreter, and return their local data (files, patterns, folders).
 
     Raise OperatorError if lm-eval lacks a task, or jobs could not run its YAML, data or turns. `prepare`: the command that
-    fetches data sets, for the message.
+    fetches data sets, for the message; `no_likelihoods`: as for `catalogue.ask`.
     """
     _check_files(suite)
     asked = {
@@ -40,6 +40,7 @@ def check_tasks(suite: SuiteSpec, site: Site, prepare: str) -> Sequence[str]:
         "names": [task.name for task in suite.tasks],
         "cache": str(site.paths.cache),
         "chat": bool(suite.apply_chat_template),
+        "no_likelihoods": no_likelihoods,
     }
     try:
         told = evaljobs_says(site, "tasks", json.dumps(asked), seconds=TASKS_SECONDS)

@@ -107,9 +107,12 @@ class Evaluations:
 
     @property
     def busy(self) -> bool:
-        """Whether an evaluation runs, or a parked one will resume by itself or still has jobs."""
+        """Whether an evaluation runs, or a parked one will resume by itself or still has jobs. A paused one without jobs waits
+        for a person.
+        """
         waiting = any(p.ending or not (p.until is None or p.for_person) for p in self.parked.values())
-        return waiting or any(r.state.ended_at is None for r in self.running.values())
+        states = [r.state for r in self.running.values() if r.state.ended_at is None]
+        return waiting or any(s.nodes.paused_at is None or s.jobs.live for s in states)
 
     def records(self) -> list[EvaluationRecord]:
         """Records of all evaluations that have neither ended nor been given up: their checkpoints are needed."""

@@ -33,6 +33,7 @@ from coordinator.runtime.effects import Performer
 from coordinator.runtime.loop import Coordinator, Keeper
 from coordinator.runtime.node_offers import Pace
 from coordinator.services.redis_server import RedisServer, SiteRedis, local_address_towards
+from evaljobs.contract.engine_traits import ENDPOINT
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.queue.redis_client import RedisAddress
 
@@ -89,7 +90,7 @@ def cluster_of(config: Config) -> Cluster:
     """Return the cluster that the settings name."""
     work = WorkPaths(config.work_dir)
     if config.cluster.kind == "local":
-        gpus = gpu_names()
+        gpus = () if config.trial.engine == ENDPOINT else gpu_names()  # its trials need none
         # File WORK_DIR/cache/jobs/jobs.jsonl: jobs of the local cluster of the last day | the coordinator | may be removed
         # File WORK_DIR/cache/jobs/guardians.lock: locked (flock) by each process that watches a local job | a guardian | may
         # be removed

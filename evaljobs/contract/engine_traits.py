@@ -23,7 +23,11 @@ class EngineTraits:
     hung_seconds: float = 900.0  # a trial without progress for this long is ended; loading has no progress
 
 
+ENDPOINT: Final = "local-completions"
+"""lm-eval's name of a server that is asked: a trial loads no weights and needs no GPU."""
+
 ENGINES: Final = {
+    ENDPOINT: EngineTraits(batches_itself=True, hung_seconds=1800.0),
     # One process takes 2.9 GiB of main memory for a model of 0.5 GB on a CPU. Compiling and capturing
     # CUDA graphs come on top of reading the weights.
     "vllm": EngineTraits(batches_itself=True, memory_mb=4096, hung_seconds=1800.0),

@@ -227,9 +227,16 @@ def check(arguments: Sequence[str]) -> int:
 
 
 def ask(
-    include_path: Sequence[str], names: Sequence[str], cache: str | None = None, *, chat: bool = False
+    include_path: Sequence[str],
+    names: Sequence[str],
+    cache: str | None = None,
+    *,
+    chat: bool = False,
+    no_likelihoods: str = "",
 ) -> Answer:
     """Return how lm-eval resolves these names or YAML files. `cache`: folder; `chat`: the suite applies a chat template.
+
+    `no_likelihoods`: why tasks of likelihoods cannot run; "" where they can.
 
     Call it offline, as jobs run.
     """
@@ -248,6 +255,8 @@ def ask(
     whole = {name: one for name, one in index.items() if name not in answer.unfit}
     for name, config in _leaf_configs(whole, names).items():
         _look(answer, name, config, chat=chat, cached=cached)
+        if no_likelihoods and config.get("output_type", "generate_until") != "generate_until":
+            answer.unfit.setdefault(name, no_likelihoods)
     return answer
 
 

@@ -16,12 +16,14 @@ from typing import Any, Final
 
 from evaljobs.contract.specs import FrameRef, ModelOptions
 from evaljobs.contract.storage import FrameError, read_frame
-from evaljobs.errors import JobError
+from evaljobs.errors import JobError, OperatorError
 from evaljobs.lmeval.batches import RequestsHead
+from evaljobs.lmeval.deadline import LateError, deadline
 from evaljobs.lmeval.result_keys import instances_digest
 from evaljobs.lmeval.run import RequestsBuiltError
 
 _MISSING: Final = object()
+TEMPLATE_SECONDS = 60.0  # of one conversation; a template takes milliseconds
 
 
 class ReplayError(JobError):
@@ -171,20 +173,26 @@ class ChatTemplate:
         import jinja2  # noqa: PLC0415
 
         def rendered(messages: list[dict[str, str]]) -> str:
-            return str(
-                self.tokenizer.apply_chat_template(
-                    messages,
-                    tokenize=False,
-                    add_generation_prompt=add_generation_prompt,
-                    continue_final_message=not add_generation_prompt,
-                    **self.arguments,
+            with deadline(TEMPLATE_SECONDS):
+                return str(
+                    self.tokenizer.apply_chat_template(
+                        messages,
+                        tokenize=False,
+                        add_generation_prompt=add_generation_prompt,
+                        continue_final_message=not add_generation_prompt,
+                        **self.arguments,
+                    )
                 )
-            )
 
         try:
             return rendered(history)
         except jinja2.exceptions.TemplateError:  # a template without a system role
             return rendered([message for message in history if message["role"] != "system"])
+        except LateError:
+            raise OperatorError(
+                f"the checkpoint's chat template took longer than {TEMPLATE_SECONDS:g} s for one conversation: it may loop "
+                "without end; look at chat_template in its tokenizer_config.json or chat_template.jinja"
+            ) from None
 
 
 def _tokenizer(source: str, keywords: dict[str, Any]) -> Any:

@@ -11,28 +11,22 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final
 
 from evaljobs.contract.paths import EvaluationPaths, slug
 from evaljobs.contract.specs import ExecuteSpec, ScoreSpec
 from evaljobs.contract.storage import make_file, make_folder, try_lock
-from evaljobs.errors import RetryError
+from evaljobs.errors import OperatorError, RetryError
+from evaljobs.lmeval.deadline import LateError, deadline
 
 Item = tuple[str, int]  # leaf task, document
 
 MAX_DEATHS: Final = 2  # processes that died on an item before it is left out
 FIRST_SECONDS: Final = 300.0  # seconds added for a task's first item, which imports
 NOTE_BYTES: Final = 512
-
-
-class ItemTimeoutError(BaseException):
-    """An item's deadline. A BaseException, since metrics catch Exception and return a value of their own."""
 
 
 def note_file(spec: ExecuteSpec | ScoreSpec) -> Path:
@@ -123,9 +117,9 @@ class Items:
         seconds = self._seconds + (0 if item[0] in self._first else FIRST_SECONDS)
         self._first.add(item[0])
         try:
-            with _deadline(seconds):
+            with deadline(seconds):
                 return metric()
-        except ItemTimeoutError:
+        except LateError:
             self.failed[item] = f"its metric took longer than {self._seconds:g} s"
             return {}
 
@@ -134,13 +128,13 @@ class Items:
         """Mark work within an item's metric that belongs to no item and has its own deadlines (the sandbox's)."""
         before = os.pread(self._note, NOTE_BYTES, 0) if self._note >= 0 else b""
         self.clear()
-        with _deadline(None):
+        with deadline(None):
             yield
         self._write(before)
 
     def guard(self, name: str, task: Any) -> None:
-        """Route lm-eval's loop over a task's documents through `value`."""
-        documents, metric = task.doc_iterator, task.process_results
+        """Route lm-eval's loop over a task's documents through `value`, and limit the time of its filters."""
+        documents, metric, filters = task.doc_iterator, task.process_results, task.apply_filters
 
         def doc_iterator(**arguments: Any) -> Iterator[tuple[int, Any]]:
             count = 0
@@ -156,35 +150,26 @@ class Items:
         def process_results(doc: Any, results: Sequence[Any]) -> Mapping[str, Any]:
             return self.value(self.current, lambda: metric(doc, results))
 
-        task.doc_iterator, task.process_results = doc_iterator, process_results
+        def apply_filters() -> Any:
+            most = self._seconds + FIRST_SECONDS
+            try:
+                with deadline(most):
+                    return filters()
+            except LateError:
+                raise OperatorError(
+                    f"{name}: its filters took longer than {most:g} s: look for a regular expression in its filter_list that "
+                    "backtracks without end, such as (a+)+$; [metric] item_seconds raises the limit"
+                ) from None
+
+        task.doc_iterator, task.process_results, task.apply_filters = (
+            doc_iterator,
+            process_results,
+            apply_filters,
+        )
 
     def reasons(self) -> dict[str, str]:
         """Return `failed` in the form of an outcome: "task document" -> reason."""
         return {f"{task} {document}": why for (task, document), why in sorted(self.failed.items())}
-
-
-@contextlib.contextmanager
-def _deadline(seconds: float | None) -> Iterator[None]:
-    """Raise ItemTimeoutError after `seconds` (None: never); afterwards restore an earlier alarm.
-
-    Metrics set alarms and leave them (lm-eval's minerva_math), so both are set again each time.
-    """
-    before = signal.signal(signal.SIGALRM, _late)
-    left, _ = signal.setitimer(signal.ITIMER_REAL, seconds or 0.0)
-    started = time.monotonic()
-    try:
-        yield
-    finally:
-        try:
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
-        finally:  # the deadline may expire at this moment
-            signal.signal(signal.SIGALRM, before)
-            if left:
-                signal.setitimer(signal.ITIMER_REAL, max(0.001, left - (time.monotonic() - started)))
-
-
-def _late(_number: int, _frame: FrameType | None) -> None:
-    raise ItemTimeoutError
 
 
 class Watch:

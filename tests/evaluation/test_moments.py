@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.drawn import some
+from support.simulated.invariants import validate
 from support.simulated.parts import SITE, Faults, ended, record
 from support.simulated.shared import Shared
 from support.simulated.world import VAGUE, World, replay
@@ -173,6 +174,17 @@ def test_a_retry_of_what_runs_takes_nothing_from_it(seed, nodes):
     assert not [n for n in live if world.state.jobs.by_name[n].released_at is not None]
     world.run_to_scores()
     assert not {j.job.node for j in staged} & {j.job.node for j in world.of("stage") if j not in staged}
+
+
+def test_a_cancelled_trial_that_the_cluster_starts_after_all_holds_no_shard():
+    """Its job's start came before `scancel`."""
+    world = World(0).until(lambda w: w.state.trials.idle)
+    (name, trial), *_ = world.state.trials.idle.items()
+    able = world.state.able_trials
+    machine.apply(world.state, ev.TrialsCancelled(at=world.now, trials=(name,)))
+    machine.apply(world.state, ev.JobStarted(at=world.now, job=trial.job, index=trial.member))
+    assert (trial.running, world.state.able_trials) == (True, able - 1)
+    validate(world.state)
 
 
 @some(20)

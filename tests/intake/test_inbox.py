@@ -59,6 +59,7 @@ OWN = {
     "a long path": ({"checkpoint": "c" * 70_000}, "refused: not a notice of this version (checkpoint"),
     "no checkpoint": ("{}", "refused: it names no checkpoint"),
     "commands of a terminal": ({"checkpoint": EVIL, "suite": EVIL, EVIL: EVIL}, "refused: not a notice of this version"),
+    "letters that turn a line around": ({"checkpoint": "RUN/a\u202eb"}, "refused: not a notice of this version (checkpoint"),
     "a command of no name": ({"command": EVIL}, "refused: not a notice of this version (command"),
     "a step of 400 digits": ({"checkpoint": ITS, "step": 10**400}, "refused: not a notice of this version (step"),
     "a priority of 400 digits": ({"checkpoint": ITS, "priority": 10**400}, f"taken: {SUITE}"),

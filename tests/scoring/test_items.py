@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import statistics
 import time
@@ -14,7 +15,7 @@ from support.exactness.pipeline import Case, dumped, score_spec
 
 from evaljobs.contract.outcomes import Scored
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.errors import RetryError
+from evaljobs.errors import OperatorError, RetryError
 from evaljobs.scoring import item_deadlines, score
 from evaljobs.scoring.item_deadlines import Items, Watch
 
@@ -60,7 +61,7 @@ def test_hanging_and_deadly_items_have_no_score_and_all_others_have_theirs(model
 
 
 def test_where_no_item_is_left_there_is_no_score(tmp_path):
-    """A task all of whose items fail is a failure that names the first reason."""
+    """A task all of whose items fail is a failure that names the first reason; one whose filters never end names those."""
 
     class Task:
         def doc_iterator(self):
@@ -69,10 +70,15 @@ def test_where_no_item_is_left_there_is_no_score(tmp_path):
         def process_results(self, _doc, _results):
             time.sleep(3600)
 
+        def apply_filters(self):
+            re.match(r"(a+)+$", "a" * 60 + "b")
+
     task = Task()
     with Items(spec_in(tmp_path)) as some, pytest.MonkeyPatch.context() as patch:
         patch.setattr(item_deadlines, "FIRST_SECONDS", 0.0)
         some.guard("t", task)
+        with pytest.raises(OperatorError, match=r"t: its filters took longer than 0.2 s: .* backtracks"):
+            task.apply_filters()
         documents = task.doc_iterator()
         for _ in range(2):
             task.process_results(next(documents)[1], [])

@@ -14,10 +14,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from evaljobs.contract.engine_traits import ENDPOINT
 from evaljobs.contract.names import GPU_VARIABLES, HF_ENGINES
 from evaljobs.contract.specs import ModelOptions
 from evaljobs.errors import OperatorError, RetryError, one_line
-from evaljobs.trial.engines import vllm, weights
+from evaljobs.trial.engines import endpoint, vllm, weights
 from evaljobs.trial.engines.harness import HarnessEngine
 from evaljobs.trial.engines.protocol import Engine, Loaded
 
@@ -82,6 +83,10 @@ def load(
     if options.engine == vllm.NAME:
         vllm.prepare()
     model_class = import_engine(options.engine)
+    if options.engine == ENDPOINT:
+        seconds = time.monotonic() - started
+        phase("load")
+        return endpoint.load(model_class, model_path, options, import_seconds=seconds)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     imported = time.monotonic()
