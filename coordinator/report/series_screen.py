@@ -211,7 +211,7 @@ def show_series(
 
     `whole`: all checkpoints, and curves of all scores.
     """
-    for training in trainings:
+    for training in (one for one in trainings if one.mode != "screen"):
         name = title(training.folder, training.suite, training.mode)
         print_parts(console, Text(name, style="bold"), Parts(morning(training)), "")
     parts: list[RenderableType] = []
