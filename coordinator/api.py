@@ -134,7 +134,7 @@ def evaluate(
         ),
         step=step,
     )
-    record = renewed(record) if fresh else as_of_now(record, site)
+    record = renewed(record, site) if fresh else as_of_now(record, site)
 
     def checked(new: EvaluationRecord) -> EvaluationRecord:
         return _checked(new, known, coordinator, observer, prepare_options(chosen, known, config, work_dir))

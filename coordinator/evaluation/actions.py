@@ -87,6 +87,13 @@ class EnqueueMetric(Action):
     first: bool = False
 
 
+class JudgeScreen(Action):
+    """Hold the scored documents of an entry against the reference's -> ScreenJudged | EntryFailed."""
+
+    entry: int
+    result_file: str
+
+
 class PublishSets(Action):
     """Publish where the request sets are, for trials that probe the batch size."""
 

@@ -75,6 +75,7 @@ def _reopen(state: State, gone: Collection[int]) -> list[Action]:
     for entry in state.entries:
         if entry.status == "scored" and entry.unscored:
             entry.status, entry.unscored = "built", {}  # its responses exist: score it again
+            entry.looked = 0
             entry.scoring = entry.scoring.anew
     actions: list[Action] = []
     for entry in (e for e in state.entries if not e.terminal or e.status == "failed"):

@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter
 
 from coordinator.cluster import Job
 from coordinator.diagnosis.verdict import Diagnosis
-from coordinator.evaluation.records import JOURNAL_FORMAT, EvaluationRecord
+from coordinator.evaluation.records import JOURNAL_FORMAT, EvaluationRecord, ScreenScore
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import Outcome
 from evaljobs.contract.specs import DEFERRED, CheckpointSpec, FrameRef, Record
@@ -181,6 +181,18 @@ class MetricEnqueued(Event):
     task: str = ""  # leaf task of an execute job; "": a score job
     documents: tuple[int, ...] = ()  # documents of an execute job
     seconds: float = 0.0  # predicted
+    blocks: int = 0  # of a score job in screen mode: of documents that it scores, from the first asked on
+
+
+class ScreenJudged(Event):
+    """What a look of a screen evaluation says. A replay judges nothing anew. Then: the entry is scored and its other shards are
+    withdrawn, or more of its documents are awaited.
+    """
+
+    kind: Literal["screen-judged"] = "screen-judged"
+    entry: int  # of the suite
+    settled: bool  # no further document is asked
+    score: ScreenScore
 
 
 class WeightsReleased(Event):
@@ -288,7 +300,11 @@ class PlannedLeaf(Record):
     sampled: bool  # generations are sampled
     documents: int  # number of documents
     shards: tuple[str, ...]  # names in order
-    shard_documents: tuple[tuple[int, ...], ...] = ()  # documents of each shard; only for an `execute` metric
+    # documents of each shard; only for an `execute` metric and in screen mode
+    shard_documents: tuple[tuple[int, ...], ...] = ()
+    shard_blocks: tuple[
+        int, ...
+    ] = ()  # in screen mode: the position of each shard's block in the asking order
     # number of `execute` jobs worth running at once (limited by a judge's endpoint); 0: no limit
     executes_at_once: int = 0
     metric_seconds: float = 0.0  # predicted metric time for all documents
@@ -297,6 +313,13 @@ class PlannedLeaf(Record):
     def cut(self) -> str:
         """Return the cut of its shards (`ShardId`)."""
         return ShardId.parse(self.shards[0]).cut if self.shards else ""
+
+    def first(self, blocks: int) -> PlannedLeaf:
+        """The shards of the first blocks alone."""
+        rows = zip(self.shards, self.shard_blocks, self.shard_documents, strict=True)
+        kept = [(shard, documents) for shard, block, documents in rows if block < blocks]
+        shards, documents = (tuple(each) for each in zip(*kept, strict=True)) if kept else ((), ())
+        return self.model_copy(update={"shards": shards, "shard_documents": documents})
 
 
 class PlannedLane(Record):
@@ -450,6 +473,7 @@ AnyEvent = (
     | PlanAsked
     | TrialsCancelled
     | MetricEnqueued
+    | ScreenJudged
     | WeightsReleased
     | WorkDone
     | Ended

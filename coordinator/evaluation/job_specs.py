@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from coordinator.cluster import CPU_SLOT, Job, Purpose
@@ -330,9 +331,15 @@ def metric_spec(state: State, site: Site, metric: MetricState) -> ExecuteSpec | 
             documents=metric.documents,
             frames=frames(leaf.planned.shards[place] for place in places),
         )
+    planned = {task: shards.leaves[name].planned for task, name in entry.leaves.items()}
+    if metric.blocks:
+        planned = {task: leaf.first(metric.blocks) for task, leaf in planned.items()}
     return ScoreSpec(
         **common,
         request_sets=dict(entry.sets),
-        frames={task: frames(shards.leaves[name].planned.shards) for task, name in entry.leaves.items()},
+        frames={task: frames(leaf.shards) for task, leaf in planned.items()},
+        documents={task: tuple(sorted(set(chain(*leaf.shard_documents)))) for task, leaf in planned.items()}
+        if metric.blocks
+        else None,
         bootstrap_iters=record.options.metric.bootstrap_iters,
     )

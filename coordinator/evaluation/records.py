@@ -21,7 +21,6 @@ from evaljobs.contract.paths import slug
 from evaljobs.contract.specs import (
     CheckpointSpec,
     JudgeConfig,
-    Mode,
     ModelOptions,
     Record,
     Sources,
@@ -91,6 +90,35 @@ class Inputs(Record):
         return {key: digest for key, digest in named.items() if (key in ADAPTERS) == adapters}
 
 
+class Screening(Record):
+    """What a screen evaluation is held against, as found when it was accepted."""
+
+    reference: str  # id of a full evaluation
+    order: str  # digest of the order in which its documents are asked
+
+
+class ScreenScore(Record):
+    """The score of a task in a screen evaluation: an estimate from the documents that were asked. It is in no list of scores."""
+
+    kind: Literal["screen"] = "screen"
+    task: str
+    verdict: Literal["worse", "not worse", "open"]  # open: the documents do not tell
+    metric: str  # with its filter: "acc,none"
+    higher_is_better: bool = True
+    asked: int  # documents
+    documents: int  # of the whole set
+    reference: float  # the reference's score over the whole set
+    estimate: float  # of the score over the whole set
+    low: float  # 95 % interval of the estimate, over all looks
+    high: float
+
+    @property
+    def words(self) -> str:
+        """Such as "0.4120 ± 0.0090 (screen, 1,420 of 14,042)"."""
+        reach = max(self.high - self.estimate, self.estimate - self.low)
+        return f"{self.estimate:.4f} ± {reach:.4f} (screen, {self.asked:,} of {self.documents:,})"
+
+
 class EvaluationRecord(Record):
     """One checkpoint x one suite, as accepted. Stored in `evaluation.json`, which is written once.
 
@@ -109,8 +137,14 @@ class EvaluationRecord(Record):
     not_asked: tuple[
         str, ...
     ] = ()  # tasks of the suite whose turn it is not at this checkpoint (`TaskEntry.every`)
+    screening: Screening | None = None  # in screen mode
     priority: int = 0
     accepted_at: float  # unix seconds
+
+    @property
+    def order(self) -> str:
+        """Of its documents in screen mode; "" in other modes."""
+        return "" if self.screening is None else self.screening.order
 
     @property
     def rescores(self) -> str:
@@ -148,7 +182,7 @@ def evaluation_id(
     what: list[object] = [
         folder,
         checkpoint.digest,
-        suite.model_dump(mode="json", exclude=CADENCE),
+        suite.model_dump(mode="json", exclude=CADENCE if suite.screen else {**CADENCE, "screen": True}),
         model.model_dump(mode="json"),
     ]
     if any(
@@ -162,10 +196,10 @@ def evaluation_id(
     return f"{id_stem(folder, suite.name, suite.mode)}-{digest}"
 
 
-def id_stem(folder: str, suite: str, mode: Mode | None = None) -> str:
+def id_stem(folder: str, suite: str, mode: str | None = None) -> str:
     """Return an evaluation's id without its digest: names of the checkpoint, the suite, and any mode other than exact."""
     stem = f"{slug(folder)[:40]}-{slug(suite)[:24]}"
-    return f"{stem}-fast" if mode == "fast" and not stem.endswith("-fast") else stem
+    return stem if mode in (None, "exact") or stem.endswith(f"-{mode}") else f"{stem}-{mode}"
 
 
 TOKEN_BUDGET = 8192  # padded tokens per forward pass in fast mode, unless the suite sets it
@@ -176,12 +210,16 @@ def cut_of(
     entry: int,
     batch_size: int | Literal["auto"],
     token_budget: int | Literal["auto"] | None,
+    order: str = "",
 ) -> str:
     """Return the cut of a task's requests, as in shard names (`ShardId`): "" for batches of the evaluation's size.
 
-    `batch_size`, `token_budget`: as settled. In fast mode also "" until both are.
+    `batch_size`, `token_budget`: as settled. In fast mode also "" until both are. `order`: from `Screening`.
     """
     own = suite.tasks[entry].batch_size
+    if order:
+        size = own or batch_size
+        return str(Cut(size, order=order)) if isinstance(size, int) else ""
     if suite.mode != "fast":
         return "" if own is None else str(Cut(own))
     size = own or batch_size

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from coordinator.evaluation import jobs
+from coordinator.evaluation import jobs, screening
 from coordinator.evaluation.actions import Action, EnqueueMetric
 from coordinator.evaluation.events import (
     Closed,
@@ -20,7 +20,7 @@ from coordinator.evaluation.events import (
 from coordinator.evaluation.footprint import gets_more, job_gets_more, out_of_memory_words
 from coordinator.evaluation.job_specs import Site, worker_job
 from coordinator.evaluation.jobs import Due
-from coordinator.evaluation.state import EntryState, JobInfo, LeafState, MetricState, State
+from coordinator.evaluation.state import EntryState, JobInfo, LeafState, Look, MetricState, State
 from evaljobs.contract.outcomes import Executed, Failed, Scored
 
 WAITING_SECONDS = 30.0  # how long metric jobs wait before more workers are submitted
@@ -35,7 +35,10 @@ def executed(state: State, outcome: Executed, _at: float) -> list[Action]:
 
 def scored(state: State, outcome: Scored, _at: float) -> list[Action]:
     entry = state.entries[outcome.entry]
+    metric = state.scoring.metrics.get(outcome.name)
     if _done(state, outcome.name) and entry.status == "scoring":
+        if metric is not None and metric.blocks:
+            return screening.looked(entry, Look(metric.blocks, outcome.result_file), outcome.unscored)
         entry.status, entry.result_file = "scored", outcome.result_file
         entry.unscored = outcome.unscored
         for item, why in list(outcome.unscored.items())[:5]:
@@ -107,6 +110,9 @@ def _metrics(state: State, now: float) -> Due:
                 documents=tuple(sorted(documents)),
                 seconds=leaf.planned.metric_seconds * len(documents) / max(1, leaf.planned.documents),
             )
+    if state.record.screening is not None:
+        yield from screening.looks_due(state, now)
+        return
     leaves = state.shards.leaves
     answered = {  # that lack neither a response nor a verdict
         name
@@ -152,6 +158,7 @@ def enqueued(state: State, event: MetricEnqueued) -> list[Action]:
         entry=event.entry,
         task=event.task,
         documents=event.documents,
+        blocks=event.blocks,
         seconds=event.seconds,
         enqueued_at=event.at,
     )

@@ -76,7 +76,7 @@ def _place(state: State, leaf: PlannedLeaf, where: Mapping[str, tuple[str, float
 def _planned_anew(
     state: State, leaf: PlannedLeaf, where: Mapping[str, tuple[str, float, float]]
 ) -> LeafState:
-    per_shard = leaf.shard_documents or ((),) * len(leaf.shards)
+    per_shard = (leaf.shard_documents if leaf.executes else ()) or ((),) * len(leaf.shards)
     places: dict[int, list[int]] = {}
     for place, (shard, documents) in enumerate(zip(leaf.shards, per_shard, strict=True)):
         lane, rank, seconds = where[shard]
@@ -352,6 +352,11 @@ def entry_failed(state: State, event: EntryFailed) -> list[Action]:
     if entry.terminal and not state.ending.no_scores:
         return []
     entry.status, entry.error = "failed", event.error
+    return withdraw(state, entry)
+
+
+def withdraw(state: State, entry: EntryState) -> list[Action]:
+    """Take the shards of an entry that is over out of the queue, but for those that other open entries have."""
     withdrawn = []
     lost = [n for n in entry.leaves.values() if not open_entries(state, state.shards.leaves[n])]
     for name in shards_of(state, lost):

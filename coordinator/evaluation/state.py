@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from math import inf
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from coordinator.cluster import Job
 from coordinator.evaluation.events import PlannedLeaf
-from coordinator.evaluation.records import EvaluationRecord, cut_of
+from coordinator.evaluation.records import EvaluationRecord, ScreenScore, cut_of
 from evaljobs.contract.names import LaneId
 from evaljobs.contract.outcomes import TooLarge
 from evaljobs.contract.specs import CheckpointSpec, FrameRef
@@ -74,6 +74,13 @@ class Phase(IntEnum):
     ENDED = 4
 
 
+class Look(NamedTuple):
+    """Scored documents of an entry in screen mode."""
+
+    blocks: int  # of documents
+    result_file: str
+
+
 @dataclass(slots=True, kw_only=True)
 class EntryState:
     """One `[[task]]` of the suite."""
@@ -89,6 +96,9 @@ class EntryState:
     build_job: str = ""  # the last job that was to build it
     building: Tries = Tries(limit=3)  # builds that failed, or that were in progress when their job ended
     score_jobs: int = 0
+    looked: int = 0  # in screen mode: blocks of documents covered by the last look
+    look: Look | None = None  # scored, but not judged yet
+    screened: ScreenScore | None = None  # the answer to its question
     scoring: Tries = Tries(limit=3)  # score jobs that failed
     error: str = ""
     token_budget: int | None = None  # reduced after a unit did not fit a GPU's memory; None: the evaluation's
@@ -235,6 +245,7 @@ class MetricState:
     done: bool = False
     enqueued_at: float = 0.0
     seconds: float = 0.0  # predicted
+    blocks: int = 0  # of a look of screen mode: of documents that it scores
 
 
 @dataclass(slots=True, kw_only=True)
@@ -398,7 +409,7 @@ class State:
     def cut_of(self, entry: EntryState) -> str:
         """Return the cut of an entry's requests, as `records.cut_of`."""
         budget = entry.token_budget or self.token_budget
-        return cut_of(self.record.suite, entry.index, self.batch_size, budget)
+        return cut_of(self.record.suite, entry.index, self.batch_size, budget, self.record.order)
 
     @property
     def ended_at(self) -> float | None:

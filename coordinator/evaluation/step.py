@@ -78,6 +78,7 @@ from coordinator.evaluation import (
     jobs,
     nodes,
     scoring,
+    screening,
     shards,
     trials,
 )
@@ -223,7 +224,13 @@ def _restarted(state: State, event: ev.Restarted) -> Due:
     jobs.restarted(state, event.at)
     found = builds.conversion_restarted(state)
     ends = ending.restarted(state, event.at)
-    return [*found, *shards.restarted(state), *scoring.restarted(state, event.at), *ends]
+    return [
+        *found,
+        *shards.restarted(state),
+        *scoring.restarted(state, event.at),
+        *screening.restarted(state),
+        *ends,
+    ]
 
 
 _EVENTS: Mapping[type, Callable[[State, Any], Due]] = {
@@ -251,6 +258,7 @@ _EVENTS: Mapping[type, Callable[[State, Any], Due]] = {
     ev.PlanAsked: shards.plan_asked,
     ev.TrialsCancelled: trials.cancelled,
     ev.MetricEnqueued: scoring.enqueued,
+    ev.ScreenJudged: screening.judged,
     ev.WeightsReleased: nodes.weights_released,
     ev.WorkDone: ending.work_done,
     ev.Ended: ending.ended,

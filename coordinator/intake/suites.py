@@ -21,7 +21,7 @@ from coordinator.config import toml
 from coordinator.errors import OperatorError
 from coordinator.evaluation.records import TOKEN_BUDGET
 from evaljobs.contract.paths import slug
-from evaljobs.contract.specs import Mode, SuiteSpec, TaskEntry
+from evaljobs.contract.specs import Mode, ScreenOptions, SuiteSpec, TaskEntry
 from evaljobs.lmeval.task_yaml import index_of
 
 FAST_ENGINES = ("hf", "hf-auto", "huggingface")  # lm-eval's names for its transformers class
@@ -128,6 +128,8 @@ def _with(suite: dict[str, Any], settings: dict[str, Any], *, named: bool = True
     data = suite | settings
     if settings.get("mode") == "exact" and "token_budget" not in settings:
         data.pop("token_budget", None)  # from the suite's fast mode
+    if "mode" in settings:
+        data.pop("screen", None)
     of_tasks = {key: data.pop(key) for key in OF_TASKS if key in settings}
     data["task"] = [task | of_tasks for task in data.pop("tasks")]
     # of two definitions, the later folder's counts
@@ -278,6 +280,12 @@ def _checked(data: Mapping[str, Any], where: toml.Where, path: Path | None) -> S
             f'{where(("token_budget",))}: "auto" is found together with the batch size: '
             'set batch_size = "auto", too, or token_budget to a number'
         )
+    if suite.screen is not None and suite.mode != "screen":
+        raise OperatorError(
+            f'{where(("screen",))}: [screen] is of mode = "screen": set that mode, or leave [screen] away'
+        )
+    if suite.mode == "screen" and suite.token_budget is not None:
+        raise OperatorError(f"{where(('token_budget',))}: {BUDGET_IS_FAST}")
     folders = tuple(_folder(part, path, where) for part in suite.include_path)
     return suite.model_copy(update={"include_path": folders})
 
@@ -288,6 +296,8 @@ def settled(suite: SuiteSpec, mode: Mode, engine: str) -> SuiteSpec:
     Exact mode becomes mode None, so that ids of exact evaluations are unchanged since before there were modes. Raise
     OperatorError if the engine, or a setting of the suite, does not support the mode.
     """
+    if suite.mode == "screen":
+        return suite.model_copy(update={"screen": suite.screen or ScreenOptions()})
     how = suite.mode or mode
     if how == "exact":
         if suite.token_budget is not None:

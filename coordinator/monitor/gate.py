@@ -12,7 +12,7 @@ from coordinator.errors import OperatorError
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.report.learning_curves import current
 from coordinator.report.load_series import find_series
-from coordinator.report.pairs import compared
+from coordinator.report.pairs import SCREEN, compared
 from coordinator.report.scores import Evaluation, ScoreValue
 from coordinator.runtime.summaries import find_record
 from coordinator.verdicts.gate import Policy, Ruling, is_named, judge
@@ -33,6 +33,8 @@ def gate(
     Raise OperatorError if there is none, or a rule names no score.
     """
     record, _ = find_record(settings, evaluation)
+    if record.screening is not None:
+        raise OperatorError(SCREEN.format(record.evaluation_id))
 
     def counts(score: ScoreValue) -> bool:
         return any(is_named(rule, score.task, f"{score.metric},{score.filter}") for rule in policy.rule)
@@ -56,6 +58,7 @@ def baseline_of(
         return name
     folder = str(Path(record.checkpoint.announced).parent)
     points = current(find_series(work_dir, folder, record.suite.name, mixed=True))
+    points = [p for p in points if p.mode != "screen" or p.evaluation_id == record.evaluation_id]
     ids = [point.evaluation_id for point in points]
     place = ids.index(record.evaluation_id) if record.evaluation_id in ids else 0
     earlier = [point for point in points[:place] if point.scores]

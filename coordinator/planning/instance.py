@@ -21,8 +21,9 @@ from coordinator.planning.lower_bound import bound
 from coordinator.planning.make_plan import BYTES_PER_PARAMETER, SHARD_OVERHEAD_SECONDS
 from coordinator.planning.model import UNLIMITED, Even, Lane, Plan, Problem, WorkSet
 from coordinator.planning.planner import PLANNERS
+from coordinator.verdicts.screening import likely_share, question_of
 from evaljobs.contract.names import Cut
-from evaljobs.contract.specs import BatchIndex, RequestSetManifest, SuiteSpec, TaskEntry
+from evaljobs.contract.specs import BatchIndex, RequestSetManifest, ScreenOptions, SuiteSpec, TaskEntry
 from priors import sizes
 from priors.estimate import Features, Learnt, predict_batches, predict_load, predict_metric
 from priors.hardware import NOMINAL, memory_bytes, nominal
@@ -273,16 +274,20 @@ def of_suite(
         )
     learnt = Learnt(history)
     rows = []
+    question = question_of(suite.screen or ScreenOptions())
     for at, task in enumerate(suite.tasks):
         cut_at = cut(suite, at)
-        for name, prefill, generated, documents, executes in _tokens(task, sets.get(task.name), cut_at):
+        leaves = _tokens(task, sets.get(task.name), cut_at)
+        # of its documents that are likely to be asked
+        share = likely_share(sum(leaf[3] for leaf in leaves), question) if suite.mode == "screen" else 1.0
+        for name, prefill, generated, documents, executes in leaves:
             features = Features(
                 task=name,
                 model_parameters=model_parameters,
                 hardware=hardware,
                 engine=engine,
                 batch_size=Cut.parse(cut_at).batch_size,
-                mode=suite.mode or "exact",
+                mode=suite.computes,
             )
             predicted = predict_batches(features, prefill, generated, learnt)
             metric = predict_metric(name, documents, executes, learnt)
@@ -290,7 +295,7 @@ def of_suite(
                 {
                     "name": name,
                     "docs": documents,
-                    "gpu_seconds": max(sum(predicted.seconds), 1e-3),
+                    "gpu_seconds": max(share * sum(predicted.seconds), 1e-3),
                     "metric_seconds": metric.seconds,
                     "metric": "execute" if executes else "score",
                     **({"metric_parallelism": metric.at_once} if metric.at_once is not None else {}),

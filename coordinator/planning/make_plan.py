@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import ceil
 from typing import NamedTuple
 
 from coordinator.cluster import CPU_SLOT
@@ -17,8 +18,9 @@ from coordinator.evaluation.events import Planned, PlannedLane, PlannedLeaf
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import NodeUse
 from coordinator.planning.flow_shop import end_of
-from coordinator.planning.model import UNLIMITED, Lane, PlannedShard, Problem, WorkSet
+from coordinator.planning.model import UNLIMITED, Lane, LanePlan, PlannedShard, Problem, WorkSet
 from coordinator.planning.planner import PLANNERS
+from coordinator.verdicts.screening import likely_share, question_of
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.specs import BatchIndex, RequestSetManifest
 from priors.estimate import (
@@ -36,6 +38,7 @@ SHARD_OVERHEAD_SECONDS = 0.02
 95th percentile 0.013); shared storage takes longer. It decides how finely a short run is cut, and thus the cost of a prior
 that is off by 10x.
 """
+EACH = 1 << 20  # shards per set: one for each of its parts
 SLACK = 1.02  # latest accepted end of the metrics, relative to the end with the most workers
 # CPU seconds of metrics at a high percentile that justify one more worker: importing lm-eval takes 10 s, and such seconds are
 # three times the likely ones
@@ -71,7 +74,7 @@ def _work_sets(
             hardware=hardware,
             engine=record.model.engine,
             batch_size=index.batch_size,
-            mode=record.suite.mode or "exact",
+            mode=record.suite.computes,
         )
         batches = predict_batches(features, index.prefill_tokens, index.generated_tokens, history)
         together = 1 if manifest.executes else scored[entry]  # one job scores all tasks of an entry
@@ -80,9 +83,11 @@ def _work_sets(
         )
         # a judge job may send as many concurrent requests as the judge's limit allows
         at_once = JUDGES_AT_ONCE if record.suite.tasks[entry].judge else metric.at_once
+        starts = (0, *index.ends[:-1])
+        blocks = [sum(batches.seconds[a:b]) for a, b in zip(starts, index.ends, strict=False) if b > a]
         work = WorkSet(
             name=name,
-            batch_seconds=batches.seconds,
+            batch_seconds=blocks or batches.seconds,
             metric_seconds=metric.seconds,
             metric="execute" if manifest.executes else "score",
             metric_parallelism=at_once or UNLIMITED,
@@ -94,7 +99,8 @@ def _work_sets(
 def _leaf(found: _Found, work: WorkSet, shards: Iterable[PlannedShard]) -> PlannedLeaf:
     entry, folder, cut, manifest, index = found
     own = sorted(shards, key=lambda s: s.first_batch)
-    batches = [index.documents[s.first_batch : s.end_batch] for s in own] if manifest.executes else []
+    named = manifest.executes or index.ends
+    batches = [index.documents[s.first_batch : s.end_batch] for s in own] if named else []
     return PlannedLeaf(
         task=manifest.task,
         name=work.name,
@@ -106,6 +112,7 @@ def _leaf(found: _Found, work: WorkSet, shards: Iterable[PlannedShard]) -> Plann
         documents=manifest.documents,
         shards=tuple(_name(s, cut) for s in own),
         shard_documents=tuple(tuple(sorted({d for b in its for d in b})) for its in batches),
+        shard_blocks=tuple(bisect_left(index.ends, s.end_batch) for s in own) if index.ends else (),
         executes_at_once=0 if work.metric_parallelism == UNLIMITED else work.metric_parallelism,
         metric_seconds=work.metric_seconds,
     )
@@ -113,6 +120,35 @@ def _leaf(found: _Found, work: WorkSet, shards: Iterable[PlannedShard]) -> Plann
 
 def _name(shard: PlannedShard, cut: str) -> str:
     return str(ShardId(shard.set, shard.first_batch, shard.end_batch, cut))
+
+
+def _likely(record: EvaluationRecord, problem: Problem, sets: Mapping[str, _Found]) -> Problem:
+    """The problem of the documents that screens of these sets are likely to ask: of each set its first blocks."""
+    options = record.suite.screen
+    assert options is not None
+    documents: Counter[int] = Counter()
+    for one in sets.values():
+        documents[one.entry] += one.manifest.documents
+
+    def first(work: WorkSet) -> WorkSet:
+        share = likely_share(documents[sets[work.name].entry], question_of(options))
+        return replace(
+            work, batch_seconds=work.batch_seconds[: max(1, ceil(share * len(work.batch_seconds)))]
+        )
+
+    return replace(problem, sets=[first(work) for work in problem.sets])
+
+
+def _by_block(lane: LanePlan, sets: Mapping[str, _Found]) -> LanePlan:
+    """The lane's shards, planned as blocks of documents, as batches and in the order in which blocks are asked."""
+
+    def batches(shard: PlannedShard) -> PlannedShard:
+        ends = sets[shard.set].batches.ends
+        distinct = [0, *sorted({end for end in ends if end})]
+        first, end = distinct[shard.first_batch], distinct[shard.end_batch]
+        return replace(shard, first_batch=first, end_batch=end, rank=float(bisect_left(ends, end)))
+
+    return replace(lane, shards=tuple(sorted(map(batches, lane.shards), key=lambda shard: shard.rank)))
 
 
 def fewest_workers(end: Callable[[int], float], most: int, cpu_seconds: float) -> int:
@@ -154,7 +190,15 @@ def make_plan(
         cpu_slots=options.workers * options.metric.cpus,
         shards_per_task=options.shards_per_task,
     )
-    made = PLANNERS[options.plan.policy](problem)
+    planner = PLANNERS[options.plan.policy]
+    if record.screening is None:
+        made = planner(problem)
+        lanes = made.lanes
+    else:
+        problem = replace(problem, shards_per_task=EACH)
+        lanes = tuple(_by_block(lane, sets) for lane in planner(problem).lanes)
+        problem = _likely(record, problem, sets)
+        made = planner(problem)
     slow = [replace(work, metric_seconds=late[work.name]) for work in asked]
 
     def end(workers: int, sets: Sequence[WorkSet]) -> float:
@@ -162,7 +206,7 @@ def make_plan(
 
     workers = fewest_workers(lambda number: end(number, slow), options.workers, sum(late.values()))
     shards: dict[str, list[PlannedShard]] = defaultdict(list)
-    for lane in made.lanes:
+    for lane in lanes:
         for shard in lane.shards:
             shards[shard.set].append(shard)
     return Planned(
@@ -175,7 +219,7 @@ def make_plan(
                 node=lane.node,
                 shards=tuple((_name(s, sets[s.set].cut), s.rank, s.seconds) for s in lane.shards),
             )
-            for lane in made.lanes
+            for lane in lanes
         ),
         predicted_makespan_seconds=max(made.makespan_seconds, end(workers, asked)),
         lower_bound_seconds=made.lower_bound_seconds,

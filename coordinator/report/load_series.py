@@ -24,7 +24,15 @@ from coordinator.evaluation.records import EvaluationRecord
 from coordinator.intake import places
 from coordinator.report.gpu_use import CAUSES, slot_word
 from coordinator.report.measurements import Report
-from coordinator.report.scores import Evaluation, Head, groups_of, head_of, scores_of, with_signals
+from coordinator.report.scores import (
+    Evaluation,
+    Head,
+    groups_of,
+    head_of,
+    scores_of,
+    screened_in,
+    with_signals,
+)
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.storage import read_record, write_atomic
 
@@ -84,7 +92,7 @@ def made_of(head: Mapping[str, Any], results: Mapping[str, Any], report: Report 
     said = results.get("evalspan", {})
     known = {name: said[name] for name in ("at_chance", "fell_to_chance") if name in said}
     known |= {"scores": scores_of(with_signals(results)), "groups": groups_of(results)}
-    known |= {"failed": results.get("failed", {})}
+    known |= {"failed": results.get("failed", {}), "screened": screened_in(results)}
     if report is None:
         status = said.get("status", "failed" if known["failed"] else "done")
         return Evaluation(status=status, **head, **known)

@@ -443,6 +443,8 @@ def _outcome(state: State) -> dict[str, Any]:
     """Return the fields that need no measurement."""
     record, size, budget = state.record, state.batch_size, state.token_budget
     usual = str(Cut(size, budget)) if isinstance(size, int) and isinstance(budget, int) else ""
+    if record.order and isinstance(size, int):
+        usual = str(Cut(size, order=record.order))
     planned = {task: leaf.planned.cut for task, leaf in state.shards.leaves.items()}
     return {
         **head_of(record),

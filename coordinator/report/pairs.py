@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_PAIRS = 8  # stored per evaluation
+SCREEN = (
+    "{0} is a screen evaluation: its scores are estimates that answer its suite's own question, and are not compared with "
+    "others; `evalspan report {0}` shows its verdicts"
+)
 NO_SAMPLES = "its samples were removed"
 NO_MEAN = "its score is not a mean over its documents"
 Differences = Mapping[str, Paired | str]
@@ -50,6 +54,8 @@ def compared(
     """
     made = [read_document(EvaluationPaths(work_dir / name)) for name in evaluations]
     for one in made:
+        if one.mode == "screen":
+            raise OperatorError(SCREEN.format(one.evaluation_id))
         if one.status == "open":
             raise OperatorError(f"{one.evaluation_id} has no results yet")
     rows = comparison(made, dense=dense)

@@ -15,10 +15,11 @@ from rich.text import Text
 
 from coordinator.base.words import by_reason, first_of, seconds
 from coordinator.cluster.slurm_limits import in_words
+from coordinator.evaluation.records import ScreenScore
 from coordinator.report.gpu_use import DRAINED, GpuUse, slot_word
 from coordinator.report.judge_cost import JudgeTask, JudgeUse
 from coordinator.report.measurements import Report
-from coordinator.report.scores import scores_of
+from coordinator.report.scores import scores_of, screened_in
 from coordinator.report.tables import Parts, Sheet, print_parts
 from coordinator.report.tokens import TokenUse
 from evaljobs.contract.columns import DENSE
@@ -217,6 +218,24 @@ def mode_lines(report: Report) -> list[str]:
     return lines + [f"{what}: {first_of(tasks)}" for what, tasks in own.items()]
 
 
+def screen_table(screened: Sequence[ScreenScore], results: Mapping[str, Any], evaluation: str) -> Sheet:
+    """A row per task of a screen evaluation: its estimate, and the answer to the question."""
+    about = results["evalspan"]["screen"]
+    sheet = Sheet(
+        f"Screen of {evaluation} against {about['reference']}", "task", "score", "reference", "verdict"
+    )
+    for one in screened:
+        metric = one.metric.removesuffix(",none")
+        question = (
+            f"{one.verdict} by {about['max_drop']:g}"
+            if one.verdict != "open"
+            else "open: lower, perhaps by chance"
+        )
+        style = "red" if one.verdict == "worse" else ""
+        sheet.add(f"{one.task}/{metric}", one.words, f"{one.reference:.4f}", question, style=style)
+    return sheet
+
+
 def reuse_lines(report: Report) -> list[str]:
     """Return a sentence for each earlier evaluation whose responses were reused."""
     alike: dict[str, list[str]] = {}
@@ -306,6 +325,8 @@ def show(
     if results is not None and results.get("results"):
         title = f"Scores of {report.evaluation_id}"
         parts += [Text(""), score_table(results, title, ascii_only=console.options.ascii_only)]
+    if screened := screened_in(results or {}):
+        parts += [Text(""), screen_table(screened, results or {}, report.evaluation_id)]
     failed = {e.name: e.error for e in report.entries if e.status == "failed"}
     if report.status == "cancelled":
         failed = {name: why for name, why in failed.items() if not why.startswith(CANCELLED)}

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field, PlainSerializer, PlainValidator
 
-from coordinator.evaluation.records import EvaluationRecord, checkpoint_name
+from coordinator.evaluation.records import EvaluationRecord, ScreenScore, checkpoint_name
 from evaljobs.contract.columns import BITS, DENSE
 from evaljobs.contract.specs import Kept
 
@@ -115,6 +115,7 @@ class Ended(Head):
     slot: str = "GPU"  # unit of these seconds, from `gpu_use.slot_word`
     staged_bytes: int = 0  # of weights, and of request sets if a node keeps them
     scores: Scores = ()  # one per task, metric and filter
+    screened: tuple[ScreenScore, ...] = ()  # in screen mode, instead of scores
     at_chance: bool = False  # every task scores at chance
     fell_to_chance: str = ""  # then: a sentence on the earlier checkpoint of the training that did not
 
@@ -165,6 +166,12 @@ def head_of(record: EvaluationRecord) -> dict[str, Any]:
         "not_asked": record.not_asked,
         "accepted_at": record.accepted_at,
     }
+
+
+def screened_in(results: Mapping[str, Any]) -> tuple[ScreenScore, ...]:
+    """Return the estimates of a screen evaluation in its results.json."""
+    tasks = results.get("evalspan", {}).get("screen", {}).get("tasks", ())
+    return tuple(ScreenScore(**one) for one in tasks)
 
 
 def with_signals(results: Mapping[str, Any]) -> dict[str, Any]:

@@ -144,6 +144,24 @@ def sparkline(values: Sequence[float], *, ascii_only: bool = False) -> str:
     return "".join(bars[round((m - low) * scale)] if isfinite(m) else " " for m in means)
 
 
+def _screens(points: Sequence[Evaluation], heading: str, *, whole: bool) -> Sheet:
+    """A row per task of screen evaluations: the estimate at each of the last checkpoints, and `!` where it is worse."""
+    some = points if whole else points[-STEPS:]
+    sheet = Sheet(heading, "task", *(point.label for point in some), turns=True)
+    for task in dict.fromkeys(one.task for point in some for one in point.screened):
+        found = [next((one for one in point.screened if one.task == task), None) for point in some]
+        marks = {"worse": "!", "open": "?", "not worse": ""}
+        sheet.add(
+            task,
+            *(
+                LACKING[point.leaves_out(task)] if one is None else f"{one.words}{marks[one.verdict]}"
+                for point, one in zip(some, found, strict=True)
+            ),
+            style="red" if any(one is not None and one.verdict == "worse" for one in found) else "",
+        )
+    return sheet
+
+
 def _costs(series: Series, *, whole: bool) -> Sheet:
     """Return a row per checkpoint: makespan, what it omits, GPU time, cost at the given price."""
     several = len({p.suite for p in series.points}) > 1
@@ -193,7 +211,7 @@ def show_series(
 
     `whole`: all checkpoints, and curves of all scores.
     """
-    for training in trainings:
+    for training in (one for one in trainings if one.mode != "screen"):
         name = title(training.folder, training.suite, training.mode)
         print_parts(console, Text(name, style="bold"), Parts(morning(training)), "")
     parts: list[RenderableType] = []
@@ -217,6 +235,9 @@ def show_series(
             rare = {label: p for label, p in zip(labels(own), own, strict=True) if p.not_asked}
             heading = f"{suite}: scores by step"
             parts += [_scores(rows, heading, rare, whole=whole, ascii_only=ascii_only), ""]
+        if screened := [p for p in series.points if p.suite == suite and p.screened]:
+            heading = f"{suite}: screens by step (! worse, ? open)"
+            parts += [_screens(screened, heading, whole=whole), ""]
         parts += [Text(f"{suite}: learning curves", style="bold"), *charts, ""] if charts else []
     print_parts(console, *parts, _costs(series, whole=whole), "")
     show_differences(

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from coordinator.base import clock
 from coordinator.cluster import Cluster, ClusterError, JobState, LimitError, RefusedError
+from coordinator.errors import OperatorError
 from coordinator.evaluation import builds
 from coordinator.evaluation.actions import (
     Action,
@@ -25,6 +26,7 @@ from coordinator.evaluation.actions import (
     FindRequestSets,
     FindResponses,
     InspectConverted,
+    JudgeScreen,
     MakePlan,
     PublishSets,
     QueueShards,
@@ -40,6 +42,7 @@ from coordinator.evaluation.events import (
     AnyEvent,
     CheckpointConverted,
     Closed,
+    EntryFailed,
     JobNotSubmitted,
     JobSubmitted,
     RequestSetsFound,
@@ -59,12 +62,14 @@ from coordinator.intake import request_sets
 from coordinator.intake.checkpoint import CheckpointError, inspect
 from coordinator.intake.source_keys import Present
 from coordinator.planning.make_plan import hardware_of, make_plan
-from coordinator.runtime import gpu_names, reuse
+from coordinator.runtime import gpu_names, reuse, screens
 from coordinator.runtime.cluster_calls import Call, ClusterCalls
 from coordinator.runtime.finalize import write_results
 from coordinator.services.metric_queue import MetricQueue
 from evaljobs.contract.paths import request_set_manifest
+from evaljobs.contract.specs import BuildSpec
 from evaljobs.contract.storage import write_atomic
+from evaljobs.errors import OperatorError as DamagedError
 from evaljobs.queue.redis_client import Link, QueueUnavailable
 from evaljobs.queue.work_queue import QueuedShard, QueueSnapshot, WorkQueue
 from priors.estimate import Learnt
@@ -111,7 +116,7 @@ class Performer:
         self._queues.pop(evaluation_id, None)
         self._submissions.pop(evaluation_id, None)
 
-    def perform(self, state: State, action: Action) -> list[AnyEvent]:  # noqa: C901 (a case an action)
+    def perform(self, state: State, action: Action) -> list[AnyEvent]:  # noqa: C901, PLR0911 (a case an action)
         """Perform an action and return the resulting events. The runner collects SubmitJob and CancelJob itself."""
         paths = self.site.of(state)
         match action:
@@ -123,6 +128,8 @@ class Performer:
                 return [_inspect_converted(state, action.path)]
             case MakePlan():
                 return self._make_plan(state, action)
+            case JudgeScreen():
+                return [self._judge_screen(state, action)]
             case PublishSets():
                 text = json.dumps({"batch_size": action.batch_size, "request_sets": dict(action.sets)})
                 write_atomic(paths.request_sets, text.encode())
@@ -161,7 +168,7 @@ class Performer:
             )
             folder = self.site.paths.request_sets / name
             folders[index] = str(folder)
-            cut = cut_of(record.suite, index, batch_size, record.suite.token_budget)
+            cut = cut_of(record.suite, index, batch_size, record.suite.token_budget, record.order)
             there = request_sets.found(folder, cut_on_disk(cut, batch_size), present)
             if there is not None:
                 sets[index] = there
@@ -192,6 +199,13 @@ class Performer:
             why = f"{error}; move {self.observations} away to plan without it"
             return [Closed(at=clock.now(), reason=why)]
         return [make_plan(state.record, action, read, history, hardware=hardware, now=clock.now())]
+
+    def _judge_screen(self, state: State, action: JudgeScreen) -> AnyEvent:
+        try:
+            return screens.judged(state.record, action, self.site.paths, clock.now())
+        except (OperatorError, DamagedError, OSError) as error:
+            why = f"it cannot be held against its reference: {error}"
+            return EntryFailed(at=clock.now(), entry=action.entry, error=why)
 
     # --- jobs ------------------------------------------------------------------------------------------------------
 
@@ -226,7 +240,15 @@ class Performer:
             return []  # an earlier submission had succeeded, and was found while this one waited
         if info.released_at is not None:
             return [JobNotSubmitted(at=clock.now(), job=name, error="nothing needs it any more")]
-        for spec_name, spec in specs_of(state, self.site, info).items():
+        for spec_name, made in specs_of(state, self.site, info).items():
+            spec = made
+            if isinstance(spec, BuildSpec) and spec.cut and state.record.screening is not None:
+                task = state.record.suite.tasks[spec.entry]
+                try:
+                    blocks = screens.blocks_of(state.record, self.site.paths, task)
+                except (OperatorError, DamagedError, OSError) as error:
+                    return [JobNotSubmitted(at=clock.now(), job=name, error=str(error), reason="refused")]
+                spec = spec.model_copy(update={"blocks": blocks})
             write_atomic(paths.spec(spec_name), spec.model_dump_json(indent=1).encode())
         if action.job.purpose == "metric":
             Path(workers_stop_file(paths)).unlink(missing_ok=True)

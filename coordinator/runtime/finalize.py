@@ -33,6 +33,7 @@ from coordinator.report.scores import Evaluation
 from coordinator.runtime.chance import at_chance, fell_to_chance
 from coordinator.runtime.journal import read_events
 from coordinator.runtime.reuse import REUSED
+from coordinator.runtime.screens import screens_of
 from coordinator.runtime.summary import halt_of, is_alive, last_sign, read_json, read_summary
 from evaljobs.contract.columns import DENSE
 from evaljobs.contract.folded import read_bytes
@@ -151,7 +152,7 @@ def learnt(state: State, report: Report) -> list[Observation]:
                 hardware=hardware_of(state.nodes.by_name.values()),
                 engine=state.record.model.engine,
                 batch_size=index.batch_size,
-                mode=state.record.suite.mode or "exact",
+                mode=state.record.suite.computes,
                 prefill_tokens=sum(index.prefill_tokens),
                 generated_tokens=sum(index.generated_tokens),
                 documents=manifest.documents,
@@ -268,6 +269,7 @@ def write_results(
     with suppress(OSError, ValueError):
         before = json.loads(paths.results.read_bytes())["evalspan"]["keys"]
     made = report or without_measurements(state, "")
+    screened = [e.screened for e in state.entries if e.status == "scored" and e.screened is not None]
     results["evalspan"] = {
         "evaluation_id": state.evaluation_id,
         "checkpoint": state.record.checkpoint.announced,
@@ -287,6 +289,7 @@ def write_results(
         "shown": shown_of(state, scores.values()),
         "responses_from": dict(state.plan.reused),
         "parent": state.record.rescores or None,
+        **({"screen": screens_of(state.record, screened)} if state.record.screening is not None else {}),
         "signals": signals,
         "at_chance": by_chance,
         "fell_to_chance": fell,

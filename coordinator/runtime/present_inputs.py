@@ -17,6 +17,7 @@ from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import EvaluationRecord, Inputs, evaluation_id
 from coordinator.intake import resubmit
 from coordinator.intake.source_keys import Present
+from coordinator.runtime.screens import with_reference
 from coordinator.runtime.summary import ended, read_evaluation
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.lmeval.shown_inputs import in_words
@@ -26,7 +27,7 @@ Shown = Mapping[str, Mapping[str, str]]  # "build" and "score" -> rows
 
 def as_of_now(record: EvaluationRecord, site: Site) -> EvaluationRecord:
     """Return the record under the id that its inputs have now. Raise RetryError if the trials' interpreter does not answer."""
-    present = Present(site)
+    record, present = with_reference(record, site.paths), Present(site)
     seen: dict[str, set[str]] = {"build": set(), "score": set()}
     while True:
         shown = _shown_by(site.paths.evaluation(record.evaluation_id))
@@ -42,8 +43,9 @@ def as_of_now(record: EvaluationRecord, site: Site) -> EvaluationRecord:
         record = named
 
 
-def renewed(record: EvaluationRecord) -> EvaluationRecord:
+def renewed(record: EvaluationRecord, site: Site) -> EvaluationRecord:
     """Return the record of an evaluation that reuses nothing."""
+    record = with_reference(record, site.paths)
     return _named(record, record.inputs.model_copy(update={"fresh": f"{record.accepted_at:.3f}"}))
 
 

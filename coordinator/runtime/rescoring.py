@@ -36,6 +36,10 @@ def record_of(
     `tokenizer`: folder with the checkpoint's config and tokenizer; None: the checkpoint's own.
     """
     before = parent.record
+    if before.screening is not None:
+        raise OperatorError(
+            f"{before.evaluation_id} is a screen evaluation: not all of its documents have answers to score again"
+        )
     try:
         files = inspect(tokenizer or before.checkpoint.source, weights=False)
     except CheckpointError as error:
@@ -50,7 +54,7 @@ def record_of(
     sizes = {task.name: task.batch_size for task in before.suite.tasks}
     tasks = tuple(t.model_copy(update={"batch_size": sizes.get(t.name)}) for t in suite.tasks)
     cut = {key: parent.said.get(key) for key in ("batch_size", "token_budget")}
-    suite = suite.model_copy(update={"tasks": tasks, "mode": before.suite.mode, **cut})
+    suite = suite.model_copy(update={"tasks": tasks, "mode": before.suite.mode, "screen": None, **cut})
     judge = from_settings.judge_for(settings, suite)
     made_of = inputs(suite, before.model).model_copy(update={"parent": before.evaluation_id})
     return EvaluationRecord(

@@ -99,6 +99,8 @@ def find(
     Empty if nothing can be read; `--fresh` reuses nothing.
     """
     nothing = ResponsesFound(at=now)
+    if state.record.screening is not None:
+        return nothing  # documents of a screen are in other batches, and are not all answered
     cuts = {t: wanted.cuts.get(entry, "") for entry, sets in wanted.sets.items() for t in sets}
     try:
         sets = request_sets.read_wanted(wanted)

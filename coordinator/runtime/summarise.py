@@ -91,7 +91,10 @@ def summary_of(
         tasks=tuple(_tasks(state, scores)),
         shards=len(shards),
         shards_done=done_shards(state),
-        shards_quarantined=sum(shard.quarantined for shard in shards.values()),
+        # those of a screen that are not needed were withdrawn
+        shards_quarantined=0
+        if state.record.screening is not None
+        else sum(shard.quarantined for shard in shards.values()),
         trials=len(state.trials.live),
         gpus=len(state.running_trials) * state.record.options.trial.gpus_per_trial,
         **_lanes(state, snapshot),

@@ -19,5 +19,5 @@ def unchanged(event: Line) -> Line:
 
 
 UPCASTS: Mapping[int, Callable[[Line], Line]] = {
-    9: unchanged,  # 10: pauses, priorities that fall, tasks that are asked at some checkpoints alone
+    9: unchanged,  # 10: pauses, priorities that fall, tasks that are asked at some checkpoints alone, screens
 }

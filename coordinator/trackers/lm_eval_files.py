@@ -45,6 +45,10 @@ def write(evaluation: Path, out: Path) -> list[Path]:
         record = EvaluationRecord.model_validate_json(paths.evaluation.read_bytes())
     except (OSError, ValueError) as error:
         raise OperatorError(f"{evaluation} has no results to export: {error}") from error
+    if record.screening is not None:
+        raise OperatorError(
+            f"{record.evaluation_id} is a screen evaluation, which has no score of lm-eval's to export"
+        )
     alone = out.suffix == ".json"
     folder, begin = (out.parent, out.stem) if alone else (out / model_folder(document.checkpoint), "results")
     folder.mkdir(parents=True, exist_ok=True)

@@ -18,6 +18,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal
 
 from coordinator.verdicts.paired import ALPHA, POWER, interval, paired
+from evaljobs.contract.specs import ScreenOptions
 
 if TYPE_CHECKING:
     from coordinator.verdicts.paired import Values
@@ -68,6 +69,17 @@ class Answer:
     def is_settled(self) -> bool:
         """Whether more documents would change nothing: the question is answered, or no document is left."""
         return self.verdict != "open" or self.asked == self.documents
+
+
+def question_of(options: ScreenOptions) -> Question:
+    """The question of a suite's `[screen]`."""
+    return Question(max_drop=options.max_drop, level=options.level, power=options.power)
+
+
+def likely_share(documents: int, question: Question) -> float:
+    """Return which share of so many documents a screen is likely to ask where little has changed."""
+    needed = _sharpest(question)
+    return 1 / (1 + documents / needed)
 
 
 def asking_order(strata: Sequence[Hashable], seed: int) -> list[int]:

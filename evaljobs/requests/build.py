@@ -14,9 +14,10 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from evaljobs.contract.names import Cut
@@ -31,7 +32,7 @@ from evaljobs.contract.paths import (
     shown_file,
     slug,
 )
-from evaljobs.contract.specs import BuildSpec, EntryManifest, RequestSetManifest
+from evaljobs.contract.specs import Blocks, BuildSpec, EntryManifest, RequestSetManifest
 from evaljobs.contract.storage import read_record, write_atomic, write_outcome, write_record
 from evaljobs.errors import JobError, OperatorError, details, one_line
 from evaljobs.lmeval import (
@@ -46,6 +47,7 @@ from evaljobs.lmeval import (
     task_paths,
 )
 from evaljobs.lmeval.batches import (
+    Chunk,
     Kind,
     Piece,
     RequestsHead,
@@ -81,7 +83,7 @@ def build(spec: BuildSpec) -> Built:
     places = {task: str(folder / relative) for task, relative in sets.items()}
     cut = spec.cut or ("" if spec.batch_size == "auto" else str(spec.batch_size))
     for place in places.values() if cut else ():
-        add_batches(Path(place), cut)
+        add_batches(Path(place), cut, spec.blocks)
     return Built(
         name=spec.name,
         entry=spec.entry,
@@ -128,17 +130,38 @@ def read_head(folder: Path) -> RequestsHead:
         return decode_head(lines.readline())
 
 
-def add_batches(folder: Path, cut: str | int) -> None:
-    """Write the batches of a request set in one cut (`names.Cut`), unless they exist."""
+def add_batches(folder: Path, cut: str | int, blocks: Mapping[str, Blocks] = MappingProxyType({})) -> None:
+    """Write the batches of a request set in one cut (`names.Cut`), unless they exist. `blocks`: as of `BuildSpec`."""
     if batch_index_file(folder, cut).exists():
         return
     wanted = Cut.parse(str(cut))
     manifest = read_record(request_set_manifest(folder), RequestSetManifest)
     head, pieces = read_requests(folder)
-    made = list(cut_requests(head, pieces, wanted))
+    made: list[Chunk] = []
+    ends = []
+    for some in _by_block(manifest.task, pieces, blocks[manifest.task]) if wanted.order else ():
+        made += cut_requests(head, some, wanted)
+        ends.append(len(made))
+    if not wanted.order:
+        made = list(cut_requests(head, pieces, wanted))
     data, index = encode_batches(head, manifest.key, made, wanted.batch_size)
+    index = index.model_copy(update={"ends": tuple(ends)})
     write_atomic(batch_file(folder, cut), data)
     write_record(batch_index_file(folder, cut), index)
+
+
+def _by_block(task: str, pieces: Sequence[Piece], blocks: Blocks) -> list[list[Piece]]:
+    """The requests of each block's documents. OperatorError where these are not the documents of the request set."""
+    block_of = {document: number for number, block in enumerate(blocks) for document in block}
+    found: list[list[Piece]] = [[] for _ in blocks]
+    if block_of.keys() != {piece.document for piece in pieces}:
+        raise OperatorError(
+            f"task {task}: its documents are not those of the reference evaluation: evaluate one checkpoint of this training "
+            "in full, and name it as [screen] reference"
+        )
+    for piece in pieces:
+        found[block_of[piece.document]].append(piece)
+    return found
 
 
 def _sets_on_disk(folder: Path) -> dict[str, str] | None:

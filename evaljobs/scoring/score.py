@@ -32,7 +32,7 @@ from evaljobs.judges.asking import Judges
 from evaljobs.judges.judgement import Ask, Reply
 from evaljobs.lmeval import hooks, quiet_environment, replay_model, run, shown_inputs, source_files
 from evaljobs.lmeval.results import BY_NAME
-from evaljobs.requests.build import drop, read_head
+from evaljobs.requests.build import drop, read_head, read_requests
 from evaljobs.sandbox.code_eval import CodeEval
 from evaljobs.sandbox.records import Program, SandboxUnavailableError, Verdict
 from evaljobs.sandbox.run import run_programs
@@ -137,8 +137,12 @@ def score(spec: ScoreSpec) -> Scored:
             task: _answers(paths, folder, spec.frames.get(task, ()))
             for task, folder in spec.request_sets.items()
         }
-        for leaf in leaves.values():
-            replay_model.check_whole(leaf.head, leaf.answers)
+        for task, leaf in leaves.items():
+            if spec.documents is None:
+                replay_model.check_whole(leaf.head, leaf.answers)
+            else:
+                _, pieces = read_requests(Path(spec.request_sets[task]))
+                leaves[task] = replay_model.only(leaf, pieces, spec.documents[task])
         # before recording, since lm-eval's index opens each YAML of include_path
         tasks = run.entry_tasks(
             spec.suite, entry, model=spec.model, model_dir=spec.model_dir, cache=work.cache
@@ -214,7 +218,7 @@ def _results(
             spec.suite,
             spec.suite.tasks[spec.entry],
             tasks,
-            bootstrap_iters=spec.bootstrap_iters,
+            bootstrap_iters=spec.bootstrap_iters if spec.documents is None else 0,
             seed_torch=False,
         )
     if unasked := set(leaves) - set(results["configs"]):
@@ -251,14 +255,18 @@ def _write(
 
     cluster = spec.suite.tasks[spec.entry].cluster
     signals, parts = {}, {}
+    asked = spec.documents
     for task, found in results["samples"].items():
-        samples = [_sample(sample) for sample in found]
+        samples = [_sample(one) for one in found if asked is None or int(one["doc_id"]) in set(asked[task])]
         lines = [json.dumps(s, default=handle_non_serializable, ensure_ascii=False) + "\n" for s in samples]
         write_atomic(paths.samples / f"samples_{slug(task)}_{spec.entry:03d}.jsonl", "".join(lines).encode())
         parts[spec.entry, task] = columns = columns_of(samples, cluster)
         signals[task] = means(columns) | {"chance": chance_of(samples)}
     write_atomic(paths.columns(spec.entry), packed(parts))
     kept = {part: results[part] for part in PARTS if part in results}
+    if asked is not None:  # lm-eval's scores cover blanks, too
+        kept |= {"results": {}, "groups": {}, "n-samples": {}}
+        signals = {}
     # a task's YAML may contain the token of its data set
     kept["configs"] = reproducible(hidden(results["configs"]))
     kept["config"] = {

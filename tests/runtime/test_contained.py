@@ -35,7 +35,7 @@ from coordinator.runtime.summary import ended, read_summary
 
 GOOD, BAD = "ckpt-good-00000001", "ckpt-bad-00000002"
 NO_EVENT = b'{"kind": "of-another-version"}\n'
-FIELDS = "cb12a8c0"
+FIELDS = "b70dd351"
 
 
 def named(name):

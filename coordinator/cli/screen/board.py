@@ -51,6 +51,7 @@ def board(found: Sequence[Shown], now: float, *, whole: bool = False) -> Iterato
         eta = seconds_left(summary, now) if going and summary.trials and not one.stopped else None
         taken = one.age(now) if going or summary.makespan_seconds is None else summary.makespan_seconds
         scores = [in_brief(score) for score in summary.main_scores]
+        scores += [f"{one.task} {one.verdict}" for one in summary.screened]
         sheet.add(
             summary.evaluation_id,
             "-" if summary.step is None else str(summary.step),
