@@ -105,7 +105,7 @@ def test_no_part_of_a_webhooks_address_but_its_host_is_logged_where_no_server_an
     for number in range(3):
         notifier.tell(lambda number=number: [_news(number)])
     notifier.finish(SECONDS)
-    assert "given up" in caplog.text
+    assert "giving up on" in caplog.text
     assert not any(part in caplog.text for part in ("services", "T000", "XXXX", "YYYY", "hunter22"))
     assert len((tmp_path / "news").read_text().splitlines()) == 3
 
@@ -190,7 +190,7 @@ def test_the_address_of_a_webhook_stands_in_no_log_where_its_server_refuses_the_
     world, monitor = World(0, Faults()), Monitor(config)
     world.run()
     monitor.tick(_coordinator(world), 0, [summary_of(world.state, world.now)])
-    wait_until(lambda: "is given up" in caplog.text)
+    wait_until(lambda: "giving up on" in caplog.text)
     monitor.close()
     assert "the webhook at 127.0.0.1 answered 403" in caplog.text
     said = caplog.text + str(refused.value)
