@@ -148,7 +148,7 @@ class Candidate:
 
 
 @dataclass(slots=True, kw_only=True)
-class Held:
+class HeldCheckpoints:
     """Checkpoint digests in a node's memory: those that trials use, and prefetched ones."""
 
     inferring: set[str] = field(default_factory=set)
@@ -158,7 +158,7 @@ class Held:
 def choose_prefetches(
     nodes: Iterable[NodeState],
     candidates: Sequence[Candidate],
-    held: Mapping[str, Held],
+    held: Mapping[str, HeldCheckpoints],
     limits: Limits,
     *,
     share: float,

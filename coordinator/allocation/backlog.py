@@ -12,7 +12,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class SeriesMember:
     """An evaluation in a series. "over": ended or cancelled."""
 
     evaluation_id: str
@@ -21,7 +21,7 @@ class Seen:
     phase: Literal["waiting", "started", "over"]
 
 
-def stale(seen: Collection[Seen]) -> dict[str, str]:
+def stale_evaluations(seen: Collection[SeriesMember]) -> dict[str, str]:
     """Return evaluation id -> why to drop it: of each series' waiting evaluations, only the newest open one is kept."""
     open_ones = [one for one in seen if one.phase != "over"]
     open_ones.sort(key=lambda one: (one.order, one.evaluation_id))

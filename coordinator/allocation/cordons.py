@@ -13,14 +13,14 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from evaljobs.contract.specs import Kept
-from evaljobs.contract.storage import locked, write_record
+from evaljobs.contract.specs import StateRecord
+from evaljobs.contract.storage import hold_lock, write_record
 
 RECENT_SECONDS = 7 * 86400.0  # after which a failure is forgotten
 MOST_FAILURES = 20  # latest failures kept per node
 
 
-class Failure(Kept):
+class Failure(StateRecord):
     """`at`: unix seconds; `seen_by`: an evaluation's id, or the command that found it."""
 
     at: float
@@ -28,7 +28,7 @@ class Failure(Kept):
     seen_by: str
 
 
-class Nodes(Kept):
+class Nodes(StateRecord):
     """Contents of `nodes.json`. `cordoned`: node -> unix seconds until which no evaluation takes it; `failures`: by node,
     oldest first; `checked`: node -> unix seconds until which it needs no check before its use.
     """
@@ -46,34 +46,34 @@ def _read(path: Path) -> Nodes:
         return Nodes()
 
 
-def read(path: Path, now: float) -> dict[str, float]:
+def read_cordons(path: Path, now: float) -> dict[str, float]:
     """Read node -> unix seconds until which it is cordoned, without expired cordons. Raise OSError."""
     return {node: until for node, until in _read(path).cordoned.items() if until > now}
 
 
-def cordon(path: Path, nodes: Iterable[str], until: float, now: float) -> Mapping[str, float]:
+def cordon_nodes(path: Path, nodes: Iterable[str], until: float, now: float) -> Mapping[str, float]:
     """Cordon these nodes until then; a time in the past lifts the cordon. Raise OSError if the file cannot be written."""
-    with locked(path.with_suffix(".lock")):
-        found = read(path, now) | dict.fromkeys(nodes, until)
+    with hold_lock(path.with_suffix(".lock")):
+        found = read_cordons(path, now) | dict.fromkeys(nodes, until)
         left = {node: at for node, at in found.items() if at > now}
         write_record(path, _read(path).model_copy(update={"cordoned": left}))
     return left
 
 
-def checked(path: Path, now: float) -> set[str]:
+def checked_nodes(path: Path, now: float) -> set[str]:
     """Read the nodes that need no check before their use. Raise OSError."""
     return {node for node, until in _read(path).checked.items() if until > now}
 
 
-def check_again(path: Path, after: Mapping[str, float], now: float) -> None:
+def require_node_check(path: Path, after: Mapping[str, float], now: float) -> None:
     """Set when nodes need their next check (unix seconds). Raise OSError if the file cannot be written."""
-    with locked(path.with_suffix(".lock")):
+    with hold_lock(path.with_suffix(".lock")):
         known = _read(path)
         left = {node: until for node, until in {**known.checked, **after}.items() if until > now}
         write_record(path, known.model_copy(update={"checked": left}))
 
 
-def failures(path: Path, now: float) -> dict[str, tuple[Failure, ...]]:
+def read_node_failures(path: Path, now: float) -> dict[str, tuple[Failure, ...]]:
     """Read node -> its failures of the last RECENT_SECONDS, oldest first. Raise OSError."""
     found = {
         node: tuple(f for f in own if f.at > now - RECENT_SECONDS)
@@ -82,13 +82,13 @@ def failures(path: Path, now: float) -> dict[str, tuple[Failure, ...]]:
     return {node: own for node, own in found.items() if own}
 
 
-def remember(path: Path, new: Iterable[tuple[str, Failure]], now: float) -> None:
+def record_node_failures(path: Path, new: Iterable[tuple[str, Failure]], now: float) -> None:
     """Add failures of nodes that are not yet recorded. Raise OSError if the file cannot be written."""
-    met, known = tuple(new), failures(path, now)
+    met, known = tuple(new), read_node_failures(path, now)
     if all(failure in known.get(node, ()) for node, failure in met):
         return
-    with locked(path.with_suffix(".lock")):
-        known = failures(path, now)
+    with hold_lock(path.with_suffix(".lock")):
+        known = read_node_failures(path, now)
         for node, failure in met:
             if failure not in known.get(node, ()):
                 known[node] = (*known.get(node, ()), failure)[-MOST_FAILURES:]

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from coordinator.allocation.allocate import Candidate, Demand, Held, Limits, Turn, allocate
+from coordinator.allocation.allocate import Candidate, Demand, HeldCheckpoints, Limits, Turn, allocate
 from coordinator.allocation.cordons import Failure
 from coordinator.cluster import NodeState
 from coordinator.evaluation.events import Offer
@@ -17,7 +17,7 @@ from coordinator.evaluation.footprint import gpu_need, precursor_memory_mb, tria
 from coordinator.evaluation.nodes import back_off_seconds
 from coordinator.evaluation.state import NodeUse, State
 
-LOSS = {"back-off": 0, "offered": 0, "staging": 1, "ready": 2}  # what a node has cost so far, by status
+NODE_LOSS = {"back-off": 0, "offered": 0, "staging": 1, "ready": 2}  # what a node has cost so far, by status
 NO_LIMIT = 1 << 20
 # how long a memory shortage is ignored: jobs and nodes are not listed at the same moment
 PATIENCE_SECONDS = 30.0
@@ -34,7 +34,7 @@ def in_turn(states: Iterable[State]) -> list[State]:
     return sorted(states, key=turn_of)
 
 
-def demands(states: Iterable[State]) -> list[Demand]:
+def gpu_demands(states: Iterable[State]) -> list[Demand]:
     """Return the GPUs that evaluations could use beyond what they have."""
     found = []
     for state in _open(states):
@@ -69,7 +69,7 @@ def demands(states: Iterable[State]) -> list[Demand]:
     return found
 
 
-def offers(
+def make_offers(
     states: Sequence[State],
     nodes: Iterable[NodeState],
     demanded: Sequence[Demand],
@@ -83,15 +83,15 @@ def offers(
         limits,
         gpus_in_use=gpus_in_use(states),
         nodes_in_use=nodes_in_use(states),
-        promised=promised(states),
+        promised=promised_resources(states),
         failures=failures,
     )
 
 
-def promised(states: Iterable[State]) -> dict[str, tuple[int, int]]:
+def promised_resources(states: Iterable[State]) -> dict[str, tuple[int, int]]:
     """Return node -> GPUs and MiB offered but not yet held by a job; the cluster lists them as free.
 
-    Prefetched weights are subtracted, since they make way for the evaluation that gets the GPUs (`in_the_way`).
+    Prefetched weights are subtracted, since they make way for the evaluation that gets the GPUs (`nodes_in_the_way`).
     """
     gpus: Counter[str] = Counter()
     megabytes: Counter[str] = Counter()
@@ -134,7 +134,7 @@ def _once_mb(state: State) -> int:
     return precursor_memory_mb(state.record) if options.stage.enabled or options.stage.hosts else 0
 
 
-def at_fault(states: Iterable[State]) -> dict[str, float]:
+def nodes_at_fault(states: Iterable[State]) -> dict[str, float]:
     """Return node -> unix seconds until which it is in back-off for a fault that any evaluation would meet."""
     return {
         node.name: node.back_off_until
@@ -144,7 +144,7 @@ def at_fault(states: Iterable[State]) -> dict[str, float]:
     }
 
 
-def failed(states: Iterable[State]) -> Iterator[tuple[str, Failure]]:
+def failed_nodes(states: Iterable[State]) -> Iterator[tuple[str, Failure]]:
     """Yield nodes in back-off, with the failure that began it."""
     for state in states:
         for node in state.nodes.by_name.values():
@@ -184,7 +184,7 @@ class Use:
     trials: int
 
 
-def uses(states: Sequence[State]) -> list[Use]:
+def node_uses(states: Sequence[State]) -> list[Use]:
     """Return every node that is not given up, once per evaluation that uses it or has prefetched on it."""
     return [
         Use(
@@ -200,7 +200,7 @@ def uses(states: Sequence[State]) -> list[Use]:
     ]
 
 
-def to_give_back(used: Iterable[Use], gpus: int) -> tuple[str, ...]:
+def nodes_to_give_back(used: Iterable[Use], gpus: int) -> tuple[str, ...]:
     """Return nodes that together hold `gpus` GPUs (all nodes, if they hold fewer), least loss first.
 
     Nodes without staged weights are the smaller loss, then those with fewer trials.
@@ -211,7 +211,7 @@ def to_give_back(used: Iterable[Use], gpus: int) -> tuple[str, ...]:
 
     def loss(node: str) -> tuple[int, int, str]:
         there = by_node[node]
-        return max(LOSS[u.status] for u in there), sum(u.trials for u in there), node
+        return max(NODE_LOSS[u.status] for u in there), sum(u.trials for u in there), node
 
     chosen: list[str] = []
     freed = 0
@@ -223,7 +223,7 @@ def to_give_back(used: Iterable[Use], gpus: int) -> tuple[str, ...]:
     return tuple(chosen)
 
 
-def waiting(states: Iterable[State], demanded: Sequence[Demand]) -> list[Candidate]:
+def prefetch_candidates(states: Iterable[State], demanded: Sequence[Demand]) -> list[Candidate]:
     """Return evaluations waiting for their first GPU that stage by precursor, in the order of `demanded`."""
     known = {state.evaluation_id: state for state in states}
     candidates = []
@@ -244,7 +244,9 @@ def waiting(states: Iterable[State], demanded: Sequence[Demand]) -> list[Candida
     return candidates
 
 
-def in_the_way(states: Iterable[State], nodes: Iterable[NodeState], now: float) -> list[tuple[str, str]]:
+def nodes_in_the_way(
+    states: Iterable[State], nodes: Iterable[NodeState], now: float
+) -> list[tuple[str, str]]:
     """Return (evaluation id, node) of prefetched checkpoints to clear.
 
     Another evaluation got the node's GPUs, and its precursor has waited PATIENCE_SECONDS for memory. The prefetch of the
@@ -266,14 +268,16 @@ def in_the_way(states: Iterable[State], nodes: Iterable[NodeState], now: float) 
     return gone
 
 
-def taken(states: Iterable[State], nodes: Iterable[NodeState], now: float) -> list[tuple[str, str]]:
+def nodes_taken_by_others(
+    states: Iterable[State], nodes: Iterable[NodeState], now: float
+) -> list[tuple[str, str]]:
     """Return (evaluation id, node) of nodes to give up, since other users' jobs took their GPUs or memory.
 
     Only if the evaluation runs nothing and another node is free; otherwise it would wait for those jobs to end.
     """
     known = {node.name: node for node in nodes}
     states = list(states)
-    spoken_for = promised(states)
+    spoken_for = promised_resources(states)
     found: list[tuple[str, str]] = []
     for state in _open(states):
         options = state.record.options
@@ -322,12 +326,12 @@ def _held_mb(state: State, use: NodeUse) -> int:
     return info.job.memory_mb if info is not None and "running" in info.members.values() else 0
 
 
-def held(states: Iterable[State]) -> dict[str, Held]:
+def held_checkpoints(states: Iterable[State]) -> dict[str, HeldCheckpoints]:
     """Return node -> checkpoints staged or being staged in its memory."""
-    found: dict[str, Held] = {}
+    found: dict[str, HeldCheckpoints] = {}
     for state in states:
         for node in state.nodes.by_name.values():
-            there = found.setdefault(node.name, Held())
+            there = found.setdefault(node.name, HeldCheckpoints())
             if not node.lanes and node.precursor is not None:
                 there.ahead.add(state.record.checkpoint.digest)
             elif node.lanes and node.status == "ready" and node.rung in ("shm", "disk"):

@@ -14,7 +14,7 @@ from coordinator.allocation.demand import in_turn, turn_of
 from coordinator.cluster import JobState, slurm_limits
 from coordinator.evaluation.state import IN_USE, JobInfo, State
 
-WORK = ("build", "convert", "trial", "host")  # purposes of jobs that an evaluation cannot do without
+WORK_PURPOSES = ("build", "convert", "trial", "host")  # purposes of jobs that an evaluation cannot do without
 
 
 def kept_out(listing: Iterable[JobState]) -> dict[str, str]:
@@ -41,10 +41,10 @@ def _needed(state: State, info: JobInfo) -> bool:
     if purpose == "metric":
         running = any("running" in i.members.values() for i in state.scoring.workers.values())
         return bool(state.scoring.outstanding) and not running
-    return purpose in WORK
+    return purpose in WORK_PURPOSES
 
 
-def running(state: State) -> set[str]:
+def running_purposes(state: State) -> set[str]:
     """Return the purposes of the evaluation's jobs that run, or are about to end."""
     return {
         info.job.purpose
@@ -53,9 +53,9 @@ def running(state: State) -> set[str]:
     }
 
 
-def works(state: State) -> bool:
+def has_working_job(state: State) -> bool:
     """Return whether a job runs that ends by itself. Precursors do not, nor do workers without a metric job."""
-    return not running(state) <= ({"stage"} if state.scoring.outstanding else {"stage", "metric"})
+    return not running_purposes(state) <= ({"stage"} if state.scoring.outstanding else {"stage", "metric"})
 
 
 def first_kept_out(states: Iterable[State], limited: Mapping[str, str]) -> tuple[State, str] | None:
@@ -72,7 +72,9 @@ def not_behind(demands: Sequence[Demand], first: tuple[State, str] | None) -> Se
     return [d for d in demands if d.turn < turn]
 
 
-def given_up(states: Iterable[State], first: tuple[State, str] | None) -> Iterator[tuple[str, str, str]]:
+def given_up_nodes(
+    states: Iterable[State], first: tuple[State, str] | None
+) -> Iterator[tuple[str, str, str]]:
     """Yield (evaluation id, node, why) of places to give up: all prefetches, and idle nodes of evaluations behind `first`."""
     if first is None:
         return

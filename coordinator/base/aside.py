@@ -17,7 +17,7 @@ STOP_SECONDS = 5.0  # longest wait for its end
 MOST_LOG_BYTES = 1 << 20  # a larger log is truncated at the next start
 
 
-class Aside:
+class SideProcess:
     """Starts `module` and tells how it ended."""
 
     def __init__(self, module: str, log: Path) -> None:

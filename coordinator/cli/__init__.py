@@ -1,6 +1,6 @@
 """The command line. Each command reads arguments, calls one function and shows the result.
 
-Exit codes: `errors.ExitCode`; their meanings for single commands are in `MORE`. Rule: a module with commands imports typer,
+Exit codes: `errors.ExitCode`; their meanings for single commands are in `COMMAND_EXIT_CODES`. Rule: a module with commands imports typer,
 rich's console, errors and paths at the top. Its functions import everything else locally, so that `--help` loads no Redis
 client, and a command only its own rooms.
 """
@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-from coordinator.base.disk_space import RESUMES, shortage
+from coordinator.base.disk_space import FREE_SPACE_ADVICE, disk_shortage
 from coordinator.cli import (  # noqa: F401 (each adds its commands)
     catalogue,
     commands,
@@ -26,7 +26,7 @@ from coordinator.cli import (  # noqa: F401 (each adds its commands)
 )
 from coordinator.cli.app import Console, app
 from coordinator.errors import BugError, EvalspanError, ExitCode, OperatorError
-from evaljobs.secret_values import scrubbed
+from evaljobs.secret_values import scrub_text
 
 __all__ = ["app", "main"]
 
@@ -42,7 +42,7 @@ GROUPS = {
 }
 
 # Exit codes of all commands.
-EVERY = (
+COMMON_EXIT_CODES = (
     ExitCode.DONE,
     ExitCode.REFUSED,
     ExitCode.TROUBLE,
@@ -50,7 +50,7 @@ EVERY = (
     ExitCode.READER_GONE,
 )
 # Additional exit codes of a command, with their meanings there.
-MORE: Mapping[str, Mapping[ExitCode, str]] = {
+COMMAND_EXIT_CODES: Mapping[str, Mapping[ExitCode, str]] = {
     "eval": {
         ExitCode.FAILED: "the evaluation ended, and some of its tasks failed or have items without a score",
         ExitCode.TERMINATED: "SIGTERM ended the command; the evaluation is not cancelled",
@@ -93,7 +93,7 @@ def _in_groups() -> None:
 
 _in_groups()
 
-BUG = "evalspan: a bug in evalspan; please report it with the following text and the journal"
+BUG_MESSAGE = "evalspan: a bug in evalspan; please report it with the following text and the journal"
 
 
 def main() -> None:
@@ -102,19 +102,23 @@ def main() -> None:
         app(standalone_mode=True)
     except EvalspanError as error:
         if isinstance(error, BugError):
-            log.exception(BUG)
+            log.exception(BUG_MESSAGE)
         else:
             _complain(str(error))
         sys.exit(ExitCode.REFUSED if isinstance(error, OperatorError) else ExitCode.TROUBLE)
     except Exception as error:
-        if full := shortage(error):
-            _complain(f"{full}: {RESUMES}")
+        if full := disk_shortage(error):
+            _complain(f"{full}: {FREE_SPACE_ADVICE}")
         else:
-            log.exception(BUG)
+            log.exception(BUG_MESSAGE)
         sys.exit(ExitCode.TROUBLE)
 
 
 def _complain(text: str) -> None:
     Console(stderr=True).print(
-        f"evalspan: {scrubbed(text, os.environ)}", style="red", highlight=False, markup=False, soft_wrap=True
+        f"evalspan: {scrub_text(text, os.environ)}",
+        style="red",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
     )

@@ -18,20 +18,25 @@ from rich.console import ConsoleOptions, RenderableType
 from rich.segment import Segment
 from typer.core import TyperCommand, TyperGroup
 
-from coordinator.base.strict_json import finite
-from coordinator.base.words import typed
+from coordinator.base.strict_json import replace_non_finite
+from coordinator.base.words import typed_command
 from coordinator.errors import EvalspanError, OperatorError
 from coordinator.report.tables import UNBOUNDED
 from evaljobs.contract.paths import WorkPaths
-from evaljobs.log_lines import SHOWN
+from evaljobs.log_lines import CONTROL_REPLACEMENTS
 
 if TYPE_CHECKING:
     from coordinator.config.schema import Config
 
-PLAIN = str.maketrans({"±": "+-", "·": "-", "→": "->", "…": "..."})  # replacements without UTF-8
-DELETE = frozenset({"prune", "clean"})  # commands that hints never suggest
-REMOVED = "`evalspan cancel ID`, which stops one (`evalspan status --disk` shows what takes space)"
-MEANT = {"run": "`evalspan eval`", "delete": REMOVED, "remove": REMOVED, "rm": REMOVED}
+ASCII_REPLACEMENTS = str.maketrans({"±": "+-", "·": "-", "→": "->", "…": "..."})  # replacements without UTF-8
+DELETING_COMMANDS = frozenset({"prune", "clean"})  # commands that hints never suggest
+REMOVAL_ADVICE = "`evalspan cancel ID`, which stops one (`evalspan status --disk` shows what takes space)"
+LIKELY_COMMANDS = {
+    "run": "`evalspan eval`",
+    "delete": REMOVAL_ADVICE,
+    "remove": REMOVAL_ADVICE,
+    "rm": REMOVAL_ADVICE,
+}
 
 
 class Commands(TyperGroup):
@@ -40,9 +45,10 @@ class Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if not ctx.resilient_parsing and args[0] not in self.commands and not args[0].startswith("-"):
             near = (
-                f"`evalspan {name}`" for name in get_close_matches(args[0], self.commands.keys() - DELETE)
+                f"`evalspan {name}`"
+                for name in get_close_matches(args[0], self.commands.keys() - DELETING_COMMANDS)
             )
-            meant = MEANT.get(args[0]) or " or ".join(near)
+            meant = LIKELY_COMMANDS.get(args[0]) or " or ".join(near)
             said = f"did you mean {meant}?" if meant else "`evalspan -h` lists all commands"
             raise OperatorError(f"unknown command {args[0]!r}: {said}")
         return super().resolve_command(ctx, args)
@@ -103,7 +109,7 @@ class Command:
     """
 
     def __init__(self, context: typer.Context | None = None, **typed: Any) -> None:
-        self.__dict__ |= {name: made[0] for name, made in declared(type(self)).items()} | typed
+        self.__dict__ |= {name: made[0] for name, made in declared_options(type(self)).items()} | typed
         self.rest = context.args if context else []  # remaining words, if the command accepts them
         sources = {name: context and context.get_parameter_source(name) for name in typed}
         self.given = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
@@ -112,14 +118,14 @@ class Command:
         raise NotImplementedError
 
 
-def declared(command: type[Command]) -> dict[str, Any]:
+def declared_options(command: type[Command]) -> dict[str, Any]:
     """Return option of a command -> its default, and typer's record of it."""
     bases = [*reversed(command.__mro__)]
     bases.sort(key=lambda base: base.__module__ == __name__)
     names = (name for base in bases for name in inspect.get_annotations(base))
     found = {name: getattr(command, name) for name in names}
-    for name in found.keys() & COMPLETES.keys():
-        found[name][1].autocompletion = COMPLETES[name]
+    for name in found.keys() & COMPLETIONS.keys():
+        found[name][1].autocompletion = COMPLETIONS[name]
     return found
 
 
@@ -142,7 +148,7 @@ def command(
             parameter("context", annotation=typer.Context),
             *(
                 parameter(name, default=default, annotation=Annotated[kinds[name], info])
-                for name, (default, info) in declared(command).items()
+                for name, (default, info) in declared_options(command).items()
             ),
         ]
         call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -154,7 +160,7 @@ def command(
     return made
 
 
-class Where(Command):
+class SettingsCommand(Command):
     """A command that finds its settings and its work folder through these options."""
 
     config: Path | None = option("evalspan.toml (default: here, then ~/.config/evalspan.toml).", "--config")
@@ -163,10 +169,10 @@ class Where(Command):
     )
 
     def settings(self, more: Mapping[str, object] | None = None, *, makes: bool = True) -> Config:
-        """Call `work_folder.load`, which only commands that read settings import."""
-        from coordinator.intake.work_folder import load
+        """Call `work_folder.load_settings`, which only commands that read settings import."""
+        from coordinator.intake.work_folder import load_settings
 
-        return load(self.config, self.work_dir, more, makes=makes)
+        return load_settings(self.config, self.work_dir, more, makes=makes)
 
     def there(self, more: Mapping[str, object] | None = None) -> Config:
         """Return the `settings` of a command about existing evaluations. Raise OperatorError without a work folder."""
@@ -194,10 +200,10 @@ class Where(Command):
         return named or "the default, below the current folder"
 
     def typed(self, command: str) -> str:
-        return typed(command, self.config, self.work_dir)
+        return typed_command(command, self.config, self.work_dir)
 
 
-class Printed(Where):
+class TableCommand(SettingsCommand):
     """A command that prints tables, or JSON."""
 
     as_json: bool = flag("Print JSON (versioned) instead of tables.", "--json")
@@ -210,23 +216,23 @@ HTML = option("Write a self-contained HTML page.", "--html")
 
 def complete_ids(context: typer.Context, incomplete: str) -> list[str]:
     """Return the evaluations of the work folder, for shell completion."""
-    from coordinator.intake.work_folder import load
+    from coordinator.intake.work_folder import load_settings
     from coordinator.runtime.summaries import known_ids
 
     with suppress(EvalspanError, OSError):
-        work = load(context.params["config"], context.params["work_dir"], makes=False).work_dir
+        work = load_settings(context.params["config"], context.params["work_dir"], makes=False).work_dir
         return [name for name in known_ids(work) if name.startswith(incomplete)]
     return []
 
 
 def complete_suites(incomplete: str) -> list[str]:
     """Return the shipped suites, for shell completion; shells complete files themselves."""
-    from coordinator.intake.suites import names
+    from coordinator.intake.suites import suite_names
 
-    return [name for name in names() if name.startswith(incomplete)]
+    return [name for name in suite_names() if name.startswith(incomplete)]
 
 
-COMPLETES = {  # attribute name, in any command -> its completion
+COMPLETIONS = {  # attribute name, in any command -> its completion
     **dict.fromkeys(("evaluation", "evaluations", "first", "second"), complete_ids),
     "suite": complete_suites,
 }
@@ -252,9 +258,11 @@ class Console(RichConsole):
             if segment.control or (segment.text.isprintable() and (segment.text.isascii() or not self.plain)):
                 yield segment
                 continue
-            text = segment.text.translate(SHOWN)
+            text = segment.text.translate(CONTROL_REPLACEMENTS)
             if self.plain:
-                text = text.translate(PLAIN).encode(self.encoding, "replace").decode(self.encoding)
+                text = (
+                    text.translate(ASCII_REPLACEMENTS).encode(self.encoding, "replace").decode(self.encoding)
+                )
             yield Segment(text, segment.style)
 
     @property
@@ -263,12 +271,12 @@ class Console(RichConsole):
         return not self.encoding.startswith("utf")
 
 
-def stdout() -> Console:
+def stdout_console() -> Console:
     """Return the console for results. rich handles NO_COLOR, pipes and narrow terminals."""
     return Console()
 
 
-def say(text: str, style: str = "", *, err: bool = False) -> None:
+def print_text(text: str, style: str = "", *, err: bool = False) -> None:
     """Print text unwrapped, so that a path or an id can be copied. `err`: to standard error."""
     Console(stderr=err).print(text, style=style, soft_wrap=True, highlight=False, markup=False)
 
@@ -280,24 +288,24 @@ class TerminalMessages:
         console = Console(stderr=True)
         if console.is_terminal and not console.is_dumb_terminal:
             return console.status(what)
-        say(what, err=True)
+        print_text(what, err=True)
         return nullcontext()
 
     def say(self, text: str) -> None:
-        say_aside(text)
+        print_to_stderr(text)
 
 
-def say_aside(text: str) -> None:
+def print_to_stderr(text: str) -> None:
     """Print a line to standard error, dim on a terminal."""
-    say(text, "dim", err=True)
+    print_text(text, "dim", err=True)
 
 
 def show_json(data: Any) -> None:
-    stdout().print_json(json.dumps(finite(data), default=str))
+    stdout_console().print_json(json.dumps(replace_non_finite(data), default=str))
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def report_write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -12,19 +12,19 @@ import typer
 
 from coordinator.cli.app import (
     Command,
-    Printed,
+    TableCommand,
     TerminalMessages,
     argument,
     command,
     flag,
     option,
-    say,
-    say_aside,
+    print_text,
+    print_to_stderr,
     show_json,
-    stdout,
+    stdout_console,
 )
 from coordinator.cli.lm_eval_flags import LmEvalCommand
-from coordinator.cli.suite_options import Chosen
+from coordinator.cli.suite_options import SuiteCommand
 from coordinator.errors import EvalspanError, OperatorError
 
 if TYPE_CHECKING:
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
     from coordinator.evaluation.job_specs import Site
     from coordinator.intake.catalogue import Holding
     from evaljobs.contract.specs import SuiteSpec
-    from evaljobs.lmeval.catalogue import Described
+    from evaljobs.lmeval.catalogue import TaskDescription
 
 KINDS = ("suites", "tasks", "groups")
-WORDS = {
+OUTPUT_TYPE_WORDS = {
     "multiple_choice": "multiple choice",
     "generate_until": "generation",
     "loglikelihood": "likelihood",
     "loglikelihood_rolling": "rolling likelihood",
 }
-DATA = {"function": "data made by code", "unknown": "data unknown"}
+DATA_WORDS = {"function": "data made by code", "unknown": "data unknown"}
 
 
 @command("ls")
-class ListKnown(Printed):
+class ListKnown(TableCommand):
     """List suites, lm-eval's tasks and its groups, with their contents. Lists are never truncated.
 
     The first call in a work folder reads lm-eval's task files, in about half a minute. Examples:
@@ -86,11 +86,11 @@ class ListKnown(Printed):
         groups = {name for name, one in known.items() if one.kind in catalogue.GROUPS}
         names = {"suites": list(suites), "tasks": sorted(known.keys() - groups), "groups": sorted(groups)}
         asked = (kind,) if kind else KINDS if pattern else ("suites",)
-        found = {one: catalogue.matching(pattern or "*", names[one]) for one in asked}
+        found = {one: catalogue.matching_names(pattern or "*", names[one]) for one in asked}
         if not any(found.values()):
-            near = catalogue.nearest(pattern or "", [name for one in asked for name in names[one]])
+            near = catalogue.nearest_names(pattern or "", [name for one in asked for name in names[one]])
             raise OperatorError(f"none of the {', '.join(asked)} matches {pattern!r}{near}")
-        held = {name: catalogue.holdings(suites[name], own) for name in found.pop("suites", ())}
+        held = {name: catalogue.suite_holdings(suites[name], own) for name in found.pop("suites", ())}
         if self.as_json:
             shown: dict[str, Any] = {
                 one: [{"name": name, **asdict(known[name])} for name in found[one]] for one in found
@@ -104,18 +104,18 @@ class ListKnown(Printed):
         for listed in found.values():
             _show_rows(_cells(name, known, verbose=self.verbose) for name in listed)
         if any(one.missing for holdings in held.values() for one in holdings):
-            say_aside(
+            print_to_stderr(
                 "to fetch data: evalspan prepare --suite NAME --tokenizer CHECKPOINT, where there is internet"
             )
         counted = {"suites": held, **found} if "suites" in asked else found
         counts = [f"{len(counted[one]):,} of {len(names[one]):,} {one}" for one in counted]
-        say_aside(f"{', '.join(counts)} (lm-eval {version})")
+        print_to_stderr(f"{', '.join(counts)} (lm-eval {version})")
         if asked == ("suites",):
             more = [f"{len(names[one]):,} {one}: evalspan ls {one} PATTERN" for one in KINDS[1:]]
-            say_aside("; ".join(more))
+            print_to_stderr("; ".join(more))
 
 
-def _own_tasks(site: Site, version: str) -> dict[str, Described]:
+def _own_tasks(site: Site, version: str) -> dict[str, TaskDescription]:
     from coordinator.intake.catalogue import own_tasks
 
     with TerminalMessages().busy(f"reading the task files of lm-eval {version}"):
@@ -129,33 +129,33 @@ def _suites(settings: Config, files: Sequence[str]) -> dict[str, SuiteSpec]:
 
     watch = settings.watch
     watched = [*([watch.suite] if watch.suite else []), *map(str, watch.suites)]
-    found = {name: suites.load_suite(name) for name in suites.names()}
+    found = {name: suites.load_suite(name) for name in suites.suite_names()}
     for file in dict.fromkeys((*watched, *files)):
         try:
             loaded = suites.load_suite(file)
         except EvalspanError as error:
             if file in files:
                 raise
-            say(f"[watch] {error}", "yellow", err=True)
+            print_text(f"[watch] {error}", "yellow", err=True)
             continue
         name = file if loaded.name in found and toml.is_file_name(file) else loaded.name
         found[name] = loaded
     return found
 
 
-def _cells(name: str, known: Mapping[str, Described], *, verbose: bool) -> tuple[str, ...]:
-    from coordinator.intake.catalogue import GROUPS, leaves
+def _cells(name: str, known: Mapping[str, TaskDescription], *, verbose: bool) -> tuple[str, ...]:
+    from coordinator.intake.catalogue import GROUPS, leaf_tasks
 
     one = known[name]
     if one.kind in GROUPS:
-        tasks = len(leaves(name, known))
+        tasks = len(leaf_tasks(name, known))
         if not verbose and len(one.members) > 6:
             return name, one.kind, f"{tasks} tasks, {len(one.members)} members (-v names them)"
         return name, one.kind, f"{tasks} task{'s' * (tasks != 1)}: {', '.join(one.members)}"
     held = [", ".join(one.metrics), " ".join(filter(None, [one.dataset, one.subset]))]
     if verbose:
         held += [f"split {one.split}" * bool(one.split), f"{one.num_fewshot}-shot", *one.files, one.yaml]
-    return name, WORDS.get(one.kind, one.kind), "; ".join(filter(None, held))
+    return name, OUTPUT_TYPE_WORDS.get(one.kind, one.kind), "; ".join(filter(None, held))
 
 
 def _show_suite(suite: SuiteSpec, held: Sequence[Holding]) -> None:
@@ -163,10 +163,10 @@ def _show_suite(suite: SuiteSpec, held: Sequence[Holding]) -> None:
     missing = sum(one.data == "missing" for one in held)
     count = f"{len(held)} task{'s' * (len(held) != 1)}"
     leaf = f" ({tasks} with the members of groups)" if tasks != len(held) else ""
-    say(f"{suite.name}: {count}{leaf}{f'; data of {missing} to fetch' if missing else ''}")
+    print_text(f"{suite.name}: {count}{leaf}{f'; data of {missing} to fetch' if missing else ''}")
     for group, ones in groupby(zip(suite.tasks, held, strict=True), key=lambda pair: pair[0].group):
         if group:
-            say(f"  {group}")
+            print_text(f"  {group}")
         _show_rows(_holding_cells(one) for _, one in ones)
 
 
@@ -174,9 +174,11 @@ def _holding_cells(one: Holding) -> tuple[str, ...]:
     count = "?" if one.documents is None else f"{'≤ ' * one.at_most}{one.documents:,}"
     shots = "?" if one.num_fewshot is None else str(one.num_fewshot)
     data = (
-        DATA.get(one.data, f"{one.data} data") if not one.missing else f"to fetch: {', '.join(one.missing)}"
+        DATA_WORDS.get(one.data, f"{one.data} data")
+        if not one.missing
+        else f"to fetch: {', '.join(one.missing)}"
     )
-    kinds = ", ".join(WORDS.get(kind, kind) for kind in one.kinds)
+    kinds = ", ".join(OUTPUT_TYPE_WORDS.get(kind, kind) for kind in one.kinds)
     held = "; ".join(filter(None, [kinds, ", ".join(one.metrics), data]))
     return one.task, f"{shots}-shot", f"{count} documents", held
 
@@ -189,11 +191,11 @@ def _show_rows(rows: Iterable[tuple[str, ...]]) -> None:
     sheet = Sheet("", *[""] * max(map(len, made), default=0))
     for name, *cells, held in made:
         sheet.add(f"  {name}", *cells, Parts(held))
-    stdout().print(sheet)
+    stdout_console().print(sheet)
 
 
 @command(cls=LmEvalCommand)
-class Validate(Chosen):
+class Validate(SuiteCommand):
     """Check a suite as `eval` does before it contacts the cluster, and list its contents.
 
     Exit code 0: valid; 2: invalid, with a line that says what to change. Builds and submits nothing. Examples:
@@ -215,29 +217,29 @@ class Validate(Chosen):
 
         from coordinator import api
         from coordinator.intake import catalogue, from_settings, hub, request_sets
-        from coordinator.intake.checkpoint import inspect
+        from coordinator.intake.checkpoint import inspect_checkpoint
 
-        loaded = from_settings.settled(settings, suite)
+        loaded = from_settings.chosen_suite(settings, suite)
         site = from_settings.site_of(settings)
         version = from_settings.lm_eval_version(settings, site)
         allow_bin = settings.checkpoint.allow_bin
         from_settings.judge_for(settings, loaded)
         folder, spec, raw = checkpoint, None, settings.checkpoint.convert
         if checkpoint is not None:
-            folder = hub.local_folder(checkpoint, say_aside, allow_bin=allow_bin, weights=False)
+            folder = hub.local_folder(checkpoint, print_to_stderr, allow_bin=allow_bin, weights=False)
             if folder == checkpoint:
-                spec = inspect(folder, allow_bin=allow_bin, convert=raw)
+                spec = inspect_checkpoint(folder, allow_bin=allow_bin, convert=raw)
             else:  # from the Hub: `eval` fetches and checks the weights
-                spec = inspect(folder, weights=False)
+                spec = inspect_checkpoint(folder, weights=False)
         prepare = api.prepare_options(self.chosen, settings, self.config, self.work_dir)
         source, convert = spec.source if spec else None, raw if spec and spec.is_raw else None
         api.check_suite(loaded, settings, TerminalMessages(), prepare, source, convert=convert)
-        held = catalogue.holdings(loaded, _own_tasks(site, version()))
+        held = catalogue.suite_holdings(loaded, _own_tasks(site, version()))
         built: dict[str, dict[str, str]] = {}
         if spec is not None and convert is None:  # a raw checkpoint has no tokenizer yet
             model = from_settings.model_options(settings)
             inputs = from_settings.inputs_for(site, version)(loaded, model)
-            built = request_sets.at_hand(loaded, spec, model, inputs, site)
+            built = request_sets.sets_at_hand(loaded, spec, model, inputs, site)
         if self.as_json:
             rows = [{**asdict(one), "request_sets": sorted(built.get(one.task, ()))} for one in held]
             show_json({"schema_version": 1, "suite": loaded.name, "tasks": rows})
@@ -245,11 +247,11 @@ class Validate(Chosen):
         _show_suite(loaded, held)
         if spec is not None and convert is None:
             of = f"{len(built)} of {len(held)} tasks are built"
-            say(f"request sets: {of}; `evalspan prepare` builds the others")
+            print_text(f"request sets: {of}; `evalspan prepare` builds the others")
         unchecked = "whether the cluster accepts its jobs"
         unchecked += "" if folder == checkpoint else f", the weights of {checkpoint}"
         unchecked += "" if spec else ", the checkpoint (--tokenizer)"
-        say(f"{loaded.name} is valid; not checked: {unchecked}", "green")
+        print_text(f"{loaded.name} is valid; not checked: {unchecked}", "green")
 
 
 @command("import-tasks")
@@ -281,5 +283,5 @@ class ImportTasks(Command):
         if missing and not self.skip_unknown:
             raise OperatorError(f"{self.file}: {missing}: remove them, or say --skip-unknown")
         if missing:
-            say_aside(missing)
+            print_to_stderr(missing)
         typer.echo(suite_text(slug(self.file.stem), found.tasks), nl=False)

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from coordinator.cli.app import EVALUATION, Console, Where, argument, command, option, say, say_aside, writing
+from coordinator.cli.app import (
+    EVALUATION,
+    Console,
+    SettingsCommand,
+    argument,
+    command,
+    option,
+    print_text,
+    print_to_stderr,
+    report_write_errors,
+)
 from coordinator.errors import ExitCode, OperatorError
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
@@ -20,26 +30,26 @@ if TYPE_CHECKING:
     from coordinator.config.schema import Config
     from coordinator.intake.inbox import Notice
 
-WRAPPER = "train-with-eval.sbatch"
+WRAPPER_SCRIPT = "train-with-eval.sbatch"
 MOST_MINUTES = 60.0 * 24 * 365  # largest --minutes of `release`: a year
 
 
 def _ask(config: Config, evaluation: str, asked: Notice) -> None:
     """Leave the command for the process that holds the work folder, or run it here."""
     from coordinator.runtime.control import commanded_folder, leave_command
-    from coordinator.runtime.submission import withdrawn
+    from coordinator.runtime.submission import withdraw_submission
     from coordinator.runtime.work_lock import WorkLock
 
     try:
         folder = commanded_folder(config, evaluation)
     except OperatorError:
-        if asked.command != "cancel" or not (waited := withdrawn(config, evaluation)):
+        if asked.command != "cancel" or not (waited := withdraw_submission(config, evaluation)):
             raise
-        say(f"{waited} is withdrawn: no daemon had started it")
+        print_text(f"{waited} is withdrawn: no daemon had started it")
         return
     name, paths = folder.root.name, WorkPaths(config.work_dir)
     if nothing := _nothing_to_do(folder, asked.command):
-        say(f"{name} has ended{nothing}")
+        print_text(f"{name} has ended{nothing}")
         return
     kept = _kept(config, folder) if asked.command == "retry" else ""
     asked = asked.model_copy(update={"evaluation_id": name})
@@ -47,16 +57,16 @@ def _ask(config: Config, evaluation: str, asked: Notice) -> None:
         _run(config, asked, kept)
         return
     if kept:
-        say_aside(kept)
-    say(leave_command(paths, asked, holder))
+        print_to_stderr(kept)
+    print_text(leave_command(paths, asked, holder))
 
 
 def _nothing_to_do(folder: EvaluationPaths, command: str) -> str:
     """Return why a command for an ended evaluation would change nothing; "" if it would, or if it has not ended."""
-    from coordinator.runtime.summarise import by_journal
+    from coordinator.runtime.summarise import find_by_journal
     from coordinator.runtime.summary import read_json, read_summary
 
-    found = read_summary(folder) or by_journal(folder, time.time())
+    found = read_summary(folder) or find_by_journal(folder, time.time())
     if found is None or found.ended_at is None:
         return ""
     if command == "cancel":
@@ -68,19 +78,19 @@ def _nothing_to_do(folder: EvaluationPaths, command: str) -> str:
 def _kept(config: Config, folder: EvaluationPaths) -> str:
     """Return which settings a retry keeps although they have changed; otherwise ""."""
     from coordinator.intake.from_settings import model_options
-    from coordinator.intake.resubmit import kept
+    from coordinator.intake.resubmit import kept_settings_message
     from coordinator.runtime.summary import read_evaluation
 
     record = read_evaluation(folder)
-    return "" if record is None else kept(record, model_options(config))
+    return "" if record is None else kept_settings_message(record, model_options(config))
 
 
 def _run(config: Config, asked: Notice, kept: str) -> None:
     """Run the command here until the evaluation has ended. Exit code 1: a retry failed. `kept`: from `_kept`."""
     from coordinator.base.words import by_reason
     from coordinator.cli.screen.live_screen import Watcher
-    from coordinator.cli.screen.standing import Shown
-    from coordinator.intake.resubmit import reused
+    from coordinator.cli.screen.standing import EvaluationView
+    from coordinator.intake.resubmit import reused_in_words
     from coordinator.keeping.archive import archive_all
     from coordinator.runtime.wiring import coordinator_of
 
@@ -91,7 +101,7 @@ def _run(config: Config, asked: Notice, kept: str) -> None:
         except KeyError as error:
             raise OperatorError(str(error.args[0])) from error
         if kept:
-            say_aside(kept)
+            print_to_stderr(kept)
         if asked.command == "cancel":
             coordinator.evaluations.cancel(name, asked.reason)
         else:
@@ -99,23 +109,23 @@ def _run(config: Config, asked: Notice, kept: str) -> None:
         ended = coordinator.until_ended(
             name,
             lambda: watcher.show(
-                [*map(Shown, coordinator.evaluations.summaries())], coordinator.evaluations.trouble
+                [*map(EvaluationView, coordinator.evaluations.summaries())], coordinator.evaluations.trouble
             ),
         )
     coordinator.evaluations.close()
     archive_all(config.work_dir, [name])
     if asked.command == "cancel":
-        say(f"{name} is cancelled")
+        print_text(f"{name} is cancelled")
         return
     for task, why in by_reason({e.name: e.error for e in ended.entries if e.status == "failed"}).items():
-        say(f"{name}: {task}: {why}")
+        print_text(f"{name}: {task}: {why}")
     if ended.failed_entries() or ended.unscored_items:
         raise typer.Exit(ExitCode.FAILED)
-    say(f"{name} is scored{reused(ended)}: `evalspan report {name}`")
+    print_text(f"{name} is scored{reused_in_words(ended)}: `evalspan report {name}`")
 
 
 @command()
-class Cancel(Where):
+class Cancel(SettingsCommand):
     """Stop an evaluation: its jobs are cancelled and node memory is cleared. Scores are kept.
 
     Example:
@@ -132,7 +142,7 @@ class Cancel(Where):
         _ask(self.there(), self.evaluation, Notice(command="cancel", reason=self.reason))
 
 
-class _Control(Where):
+class _Control(SettingsCommand):
     """A command to an evaluation that has not ended."""
 
     evaluation: str = argument(EVALUATION)
@@ -141,7 +151,7 @@ class _Control(Where):
         from coordinator.intake.inbox import Notice
         from coordinator.runtime.control import send_command
 
-        say(send_command(self.there(), self.evaluation, Notice(**notice), self.typed("daemon")))
+        print_text(send_command(self.there(), self.evaluation, Notice(**notice), self.typed("daemon")))
 
 
 @command()
@@ -186,7 +196,7 @@ class Priority(_Control):
 
 
 @command()
-class Retry(Where):
+class Retry(SettingsCommand):
     """Retry an evaluation's failed tasks and its items without a score; scored tasks are kept.
 
     Without a daemon the command runs here: exit code 1 where tasks failed again. Example:
@@ -203,7 +213,7 @@ class Retry(Where):
 
 
 @command()
-class Release(Where):
+class Release(SettingsCommand):
     """Give whole nodes back to other users; their shards run on other nodes.
 
     Examples:
@@ -225,8 +235,8 @@ class Release(Where):
 
     def run(self) -> None:
         from coordinator.allocation import demand
-        from coordinator.cli.screen.standing import all_of
-        from coordinator.intake.inbox import Notice, leave
+        from coordinator.cli.screen.standing import all_summaries
+        from coordinator.intake.inbox import Notice, leave_notice
         from coordinator.intake.work_folder import refuse_guest
         from coordinator.runtime.work_lock import WorkLock
 
@@ -237,7 +247,7 @@ class Release(Where):
         refuse_guest(paths.root)
         if not WorkLock(paths.lock).held():
             if node and not minutes and _end_cordon(paths, node):
-                say(f"{node} may be used again")
+                print_text(f"{node} may be used again")
                 return
             raise OperatorError(f"no daemon is running on {paths.root}: there is nothing to release")
         used = [
@@ -248,20 +258,22 @@ class Release(Where):
                 gpus=there.gpus,
                 trials=there.trials,
             )
-            for one in all_of(settings)
+            for one in all_summaries(settings)
             for there in one.nodes
             if one.ended_at is None and there.status != "withdrawn"
         ]
         if node:
             _check_node(settings, node, used)
-        names = (node,) if node else demand.to_give_back(used, self.gpus)
+        names = (node,) if node else demand.nodes_to_give_back(used, self.gpus)
         if not names:
             raise OperatorError("no evaluation is using a GPU: there is nothing to release")
-        leave(paths, Notice(command="release", nodes=names, seconds=60 * minutes))
+        leave_notice(paths, Notice(command="release", nodes=names, seconds=60 * minutes))
         for name in names:
-            say(_given_back(name, used, minutes))
+            print_text(_given_back(name, used, minutes))
         if (found := sum(use.gpus for use in used if use.node in names)) < self.gpus:
-            say(f"evaluations use {found} GPUs, fewer than --gpus {self.gpus}: all of them are released")
+            print_text(
+                f"evaluations use {found} GPUs, fewer than --gpus {self.gpus}: all of them are released"
+            )
 
 
 def _check_release(node: str | None, gpus: int, minutes: float) -> None:
@@ -280,17 +292,17 @@ def _end_cordon(paths: WorkPaths, node: str) -> bool:
     from coordinator.allocation import cordons
 
     now = time.time()
-    if node not in cordons.read(paths.nodes, now):
+    if node not in cordons.read_cordons(paths.nodes, now):
         return False
-    with writing(paths.nodes):
-        cordons.cordon(paths.nodes, [node], now, now)
+    with report_write_errors(paths.nodes):
+        cordons.cordon_nodes(paths.nodes, [node], now, now)
     return True
 
 
 def _check_node(config: Config, node: str, used: Sequence[Use]) -> None:
     """Refuse a name of no evaluation's or the cluster's nodes; pass where the cluster does not answer."""
     from coordinator.cluster import ClusterError
-    from coordinator.intake.catalogue import nearest
+    from coordinator.intake.catalogue import nearest_names
     from coordinator.runtime.wiring import cluster_of
 
     if any(use.node == node for use in used):
@@ -300,21 +312,21 @@ def _check_node(config: Config, node: str, used: Sequence[Use]) -> None:
     except ClusterError:
         return
     if node not in known:
-        raise OperatorError(f"the cluster has no usable node {node!r}{nearest(node, known)}")
+        raise OperatorError(f"the cluster has no usable node {node!r}{nearest_names(node, known)}")
 
 
 def _given_back(node: str, used: Sequence[Use], minutes: float) -> str:
-    from coordinator.base.words import seconds
+    from coordinator.base.words import format_seconds
 
     if not minutes:
         return f"{node} may be used again"
     there = [f"{u.gpus} GPUs of {u.evaluation_id}, {u.trials} trials" for u in used if u.node == node]
     in_use = "; ".join(there) or "not in use"
-    return f"{node} is released ({in_use}) and cordoned for {seconds(60 * minutes)}"
+    return f"{node} is released ({in_use}) and cordoned for {format_seconds(60 * minutes)}"
 
 
 @command(context_settings={"allow_extra_args": True})
-class Supervise(Where):
+class Supervise(SettingsCommand):
     """Run a training's COMMAND, and restart it from its newest complete checkpoint after failures that a restart can fix.
 
     It is also ended and run again where it hangs. COMMAND finds the checkpoint in $EVALSPAN_RESUME_FROM (empty: from the
@@ -328,7 +340,8 @@ class Supervise(Where):
 
     max_restarts: int = option("Restarts at most.", "--max-restarts", min=0, default=3)
     checkpoints: str = option(
-        f"Folder, or a quoted glob, of its checkpoints. Default: the folder that {WRAPPER} gets.", default=""
+        f"Folder, or a quoted glob, of its checkpoints. Default: the folder that {WRAPPER_SCRIPT} gets.",
+        default="",
     )
     hang: float = option(
         "Seconds without output and heartbeat after which it hangs; 0: never.", min=0, default=1800.0
@@ -350,12 +363,12 @@ class Supervise(Where):
             most=self.max_restarts,
             hang_seconds=self.hang,
             first_pause=self.pause,
-            say=lambda line: say(f"supervise: {line}", err=True),
+            say=lambda line: print_text(f"supervise: {line}", err=True),
         )
         raise typer.Exit(supervision.run())
 
     def _place(self) -> str:
-        named = (after for word, after in pairwise(self.rest) if word.endswith(WRAPPER))
+        named = (after for word, after in pairwise(self.rest) if word.endswith(WRAPPER_SCRIPT))
         place = self.checkpoints or next(named, "")
         if not place:
             raise OperatorError("--checkpoints: name the folder where the training leaves its checkpoints")

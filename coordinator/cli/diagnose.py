@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinator.cli.app import Printed, argument, command, option, say, show_json, writing
+from coordinator.cli.app import (
+    TableCommand,
+    argument,
+    command,
+    option,
+    print_text,
+    report_write_errors,
+    show_json,
+)
 from coordinator.errors import OperatorError
 from evaljobs.contract.paths import WorkPaths
 
@@ -20,7 +28,7 @@ VOTES = 3  # answers requested by --ask, of which over half must agree
 
 
 @command()
-class Diagnose(Printed):
+class Diagnose(TableCommand):
     """Find the failure that made a job end: its reason, who must act, and the line that shows it.
 
     LOG may also be the kernel's log (dmesg), torch's error file, or the dumps of the NCCL flight recorder, of several ranks.
@@ -73,54 +81,58 @@ class Diagnose(Printed):
     def _ask(self, paths: Sequence[Path]) -> Proposal | None:
         """Return the model's majority answer, within the limits of `[judge]`. Only the reduced log leaves this machine."""
         from coordinator.diagnosis import rules
-        from coordinator.diagnosis.reader import blocks, plain
+        from coordinator.diagnosis.reader import line_blocks, plain_text
         from coordinator.diagnosis.verdict import diagnose
-        from coordinator.runtime.causes import FAILED, read_logs
+        from coordinator.runtime.causes import FAILED_STATE, read_logs
 
-        found = diagnose(read_logs(paths), state=self.state or FAILED, most=rules.MOST_LINES)
-        lines = rules.reduced([line for _, _, line in found.telling], found.last, os.environ)
-        answers = _asked(self.settings(makes=False), rules.SYSTEM, rules.question(lines))
+        found = diagnose(read_logs(paths), state=self.state or FAILED_STATE, most=rules.MOST_LINES)
+        lines = rules.reduce_log([line for _, _, line in found.telling], found.last, os.environ)
+        answers = _asked(self.settings(makes=False), rules.SYSTEM_PROMPT, rules.question_text(lines))
         healthy = (
-            plain(raw)
+            plain_text(raw)
             for chunks in read_logs(self.healthy or ()).values()
-            for block, _ in blocks(chunks)
+            for block, _ in line_blocks(chunks)
             for raw in block.split(b"\n")
         )
-        made = rules.agreed(answers, lines, healthy)
+        made = rules.agreed_proposal(answers, lines, healthy)
         if made is None:
-            say(f"no answer of [judge] has over half of {VOTES} votes and matches these logs alone", err=True)
+            print_text(
+                f"no answer of [judge] has over half of {VOTES} votes and matches these logs alone", err=True
+            )
         return made
 
     def _show_answer(self, made: Proposal, accepted: Path) -> None:
         model = self.settings(makes=False).judge.model
         if self.keep is not None:
-            with writing(self.keep):
+            with report_write_errors(self.keep):
                 self.keep.write_text(made.as_toml())
-            say(f"wrote {self.keep}: a person accepts it by adding it to {accepted}", err=True)
+            print_text(f"wrote {self.keep}: a person accepts it by adding it to {accepted}", err=True)
         if self.as_json:
             return show_json(
                 {"reason": made.reason, "line": made.example, "said_by": model, "votes": made.votes}
             )
-        say(f"{made.reason}, as {model} says ({made.votes} of {VOTES} votes): no rule knows this log", "bold")
-        say(made.example)
-        say(made.explanation)
+        print_text(
+            f"{made.reason}, as {model} says ({made.votes} of {VOTES} votes): no rule knows this log", "bold"
+        )
+        print_text(made.example)
+        print_text(made.explanation)
         return None
 
     def _evaluation(self, name: str) -> None:
         from coordinator.report.load_series import read_document
-        from coordinator.runtime.causes import failures, of_outcome, of_trial
+        from coordinator.runtime.causes import cause_of_outcome, cause_of_trial, job_failures
         from coordinator.runtime.summaries import find_folder
 
         paths = find_folder(self.there(), name)
-        found = {job: of_trial(paths, job, state) for job, state in read_document(paths).died.items()}
-        found |= {job: of_outcome(outcome) for job, outcome in failures(paths).items()}
+        found = {job: cause_of_trial(paths, job, state) for job, state in read_document(paths).died.items()}
+        found |= {job: cause_of_outcome(outcome) for job, outcome in job_failures(paths).items()}
         if self.as_json:
             return show_json({job: one.model_dump() for job, one in found.items()})
         for job, one in found.items():
-            say(f"{job}: {one.reason or 'not known'} (owner: {one.owner}): {one.line}")
-            say(f"    {one.advice}", "dim")
+            print_text(f"{job}: {one.reason or 'not known'} (owner: {one.owner}): {one.line}")
+            print_text(f"    {one.advice}", "dim")
         if not found:
-            say(f"{name}: no job of it failed")
+            print_text(f"{name}: no job of it failed")
         return None
 
 
@@ -161,11 +173,11 @@ def _of_job(job_id: str) -> Finding:
     from coordinator.cluster import ClusterError
     from coordinator.cluster.past_jobs import look_up
     from coordinator.cluster.slurm_rules import ask_slurm
-    from coordinator.diagnosis.verdict import SURE, diagnose
+    from coordinator.diagnosis.verdict import CERTAIN_STATES, diagnose
     from coordinator.runtime.causes import read_logs
 
     try:
-        job = look_up(job_id, ask_slurm, SURE)
+        job = look_up(job_id, ask_slurm, CERTAIN_STATES)
     except ClusterError as error:
         raise OperatorError(f"job {job_id}: Slurm does not answer: {error}") from error
     if job is None:
@@ -174,7 +186,7 @@ def _of_job(job_id: str) -> Finding:
         raise OperatorError(f"job {job_id} has not ended: it is {job.state}")
     logs = [path for log in job.logs if (path := Path(log)).is_file()]
     if not logs:
-        say(f"job {job_id} has no log left ({', '.join(job.logs)})", "dim", err=True)
+        print_text(f"job {job_id} has no log left ({', '.join(job.logs)})", "dim", err=True)
     return diagnose(read_logs(logs), state=job.state, exit_code=job.exit_code)
 
 
@@ -187,12 +199,12 @@ def _show(found: Finding) -> None:
         if one.recoverable
         else ", a restart will not help"
     )
-    say(f"{one.reason or 'not known'} (owner: {one.owner}{again})", "bold")
+    print_text(f"{one.reason or 'not known'} (owner: {one.owner}{again})", "bold")
     for line in found.traceback[-12:-1]:
-        say(f"    {line}", "dim")
+        print_text(f"    {line}", "dim")
     for log, number, line in found.telling or ((found.log, one.line_number, one.line),):
         place = f"{log}:{number}: " if number else ""
-        say(f"{place}{line}" if line else "")
-    say(one.advice)
+        print_text(f"{place}{line}" if line else "")
+    print_text(one.advice)
     for number, before in enumerate(found.earlier, 1):
-        say(f"attempt {number} before: {before.reason or 'not known'}: {before.line}", "dim")
+        print_text(f"attempt {number} before: {before.reason or 'not known'}: {before.line}", "dim")

@@ -7,7 +7,16 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from coordinator.cli.app import REQUIRED, Printed, command, flag, option, say, show_json, stdout
+from coordinator.cli.app import (
+    REQUIRED,
+    TableCommand,
+    command,
+    flag,
+    option,
+    print_text,
+    show_json,
+    stdout_console,
+)
 from coordinator.errors import EvalspanError, OperatorError
 from evaljobs.contract.paths import WorkPaths
 
@@ -15,8 +24,8 @@ if TYPE_CHECKING:
     from coordinator.config.schema import Config, RetentionConfig
     from coordinator.keeping.retention import OnDisk, Size, WorkFolder
 
-ROWS = 20  # evaluations listed by `status --disk` without --last
-KEEP = "scores"  # assumed by `status --disk` if `[retention]` is not set
+DEFAULT_ROWS = 20  # evaluations listed by `status --disk` without --last
+DEFAULT_KEEP = "scores"  # assumed by `status --disk` if `[retention]` is not set
 
 
 def _policy(settings: Config, keep: str, older_than: str) -> RetentionConfig:
@@ -40,7 +49,7 @@ def _code(settings: Config) -> str | None:
 
 
 @command()
-class Prune(Printed):
+class Prune(TableCommand):
     """Remove logs, responses and samples of old evaluations, and shared files that are no longer needed.
 
     --keep scores removes logs, specs, outcomes, responses, verdicts, judgements and samples.
@@ -66,22 +75,22 @@ class Prune(Printed):
     dry_run: bool = flag("Only print what would be removed; this is the default.", "--dry-run")
 
     def run(self) -> None:
-        from coordinator.keeping.prune import carry_out, read_work_folder
-        from coordinator.keeping.retention import going
+        from coordinator.keeping.prune import prune_folder, read_work_folder
+        from coordinator.keeping.retention import removable_parts
 
         if self.yes and self.dry_run:
             raise OperatorError("pass either --yes or --dry-run")
         settings = self.there()
         work, now = WorkPaths(settings.work_dir), time.time()
         policy = _policy(settings, self.keep, self.older_than)
-        made = going(read_work_folder(work), policy, now, code=_code(settings))
-        left = {name: why for name, why in carry_out(work, made, policy, now) if why} if self.yes else {}
+        made = removable_parts(read_work_folder(work), policy, now, code=_code(settings))
+        left = {name: why for name, why in prune_folder(work, made, policy, now) if why} if self.yes else {}
         if self.as_json:
             show_json({"schema_version": 1, "removed": self.yes, "left": left, **_as_json(made)})
         else:
             _show_plan(made, done=self.yes)
         for name, why in left.items():
-            say(f"{name} is left: {why}", "yellow", err=True)
+            print_text(f"{name} is left: {why}", "yellow", err=True)
         if any("Permission denied" in why for why in left.values()):
             raise EvalspanError(f"{work.root} is another user's work folder: ask that user to prune it")
 
@@ -106,19 +115,19 @@ def _show_plan(made: WorkFolder, *, done: bool) -> None:
     for removal in made.evaluations:
         goes = f"{', '.join(removal.parts)}: {_in_words(removal.size)}"
         ended = datetime.fromtimestamp(removal.ended_at or 0.0, UTC).astimezone()
-        say(f"{removal.evaluation_id}, ended {ended:%Y-%m-%d}: {goes}")
+        print_text(f"{removal.evaluation_id}, ended {ended:%Y-%m-%d}: {goes}")
     for item in made.shared:
-        say(f"{item.path}: {item.kind}, {_in_words(item.size)}")
+        print_text(f"{item.path}: {item.kind}, {_in_words(item.size)}")
     if not made.evaluations and not made.shared:
-        say("nothing to remove")
+        print_text("nothing to remove")
     elif done:
-        say(f"removed: {_in_words(made.size)}")
+        print_text(f"removed: {_in_words(made.size)}")
     else:
-        say(f"would remove {_in_words(made.size)}; nothing was changed: add --yes")
+        print_text(f"would remove {_in_words(made.size)}; nothing was changed: add --yes")
 
 
 def _in_words(size: Size) -> str:
-    from coordinator.report.render import size as of_bytes
+    from coordinator.report.render import format_bytes as of_bytes
 
     # members of an archive are not files
     files = f" in {size.files} file{'' if size.files == 1 else 's'}" if size.files else ""
@@ -128,28 +137,28 @@ def _in_words(size: Size) -> str:
 def show_disk(settings: Config, last: int | None, *, as_json: bool) -> None:
     """Print the use of the work folder by kind and by evaluation, the largest first, and what `prune` would free."""
     from coordinator.keeping.prune import read_work_folder
-    from coordinator.keeping.retention import going
+    from coordinator.keeping.retention import removable_parts
 
     section = settings.retention
-    policy = _policy(settings, section.keep or KEEP, section.older_than)
+    policy = _policy(settings, section.keep or DEFAULT_KEEP, section.older_than)
     found = read_work_folder(WorkPaths(settings.work_dir))
-    freed = going(found, policy, time.time(), code=_code(settings))
+    freed = removable_parts(found, policy, time.time(), code=_code(settings))
     command = f"evalspan prune --keep {policy.keep} --older-than {section.older_than}"
     if as_json:
         show_json(
             {"schema_version": 1, **_disk_json(found), "prune": {"command": command, **_as_json(freed)}}
         )
         return
-    most = last or ROWS
+    most = last or DEFAULT_ROWS
     largest = sorted(found.evaluations, key=lambda e: -e.size.bytes)
     _table("kind", found.by_kind().items())
     if largest:
         rows = ((e.evaluation_id + (" (open)" if e.ended_at is None else ""), e.size) for e in largest[:most])
         _table("evaluation", rows)
     if len(largest) > most:
-        say(f"{len(largest) - most} smaller evaluations are not shown: --last N shows more")
-    say(f"{settings.work_dir}: {_in_words(found.size)}")
-    say(f"`{command}` would free {_in_words(freed.size)}")
+        print_text(f"{len(largest) - most} smaller evaluations are not shown: --last N shows more")
+    print_text(f"{settings.work_dir}: {_in_words(found.size)}")
+    print_text(f"`{command}` would free {_in_words(freed.size)}")
 
 
 def _disk_json(found: WorkFolder) -> dict[str, Any]:
@@ -161,10 +170,10 @@ def _disk_json(found: WorkFolder) -> dict[str, Any]:
 
 
 def _table(title: str, rows: Iterable[tuple[str, Size]]) -> None:
-    from coordinator.report.render import size as of_bytes
+    from coordinator.report.render import format_bytes as of_bytes
     from coordinator.report.tables import Sheet, print_parts
 
     sheet = Sheet("", title, "size", "files")
     for name, size in rows:
         sheet.add(name, of_bytes(size.bytes), str(size.files))
-    print_parts(stdout(), sheet, "")
+    print_parts(stdout_console(), sheet, "")

@@ -15,19 +15,29 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from coordinator.cli.app import Command, Printed, argument, command, flag, option, say, stdout, writing
+from coordinator.cli.app import (
+    Command,
+    TableCommand,
+    argument,
+    command,
+    flag,
+    option,
+    print_text,
+    report_write_errors,
+    stdout_console,
+)
 from coordinator.errors import ExitCode, OperatorError
 
 if TYPE_CHECKING:
     from coordinator.config.site_presets import SitePreset
     from coordinator.doctor.facts import Checkup
-    from coordinator.node_check.run import Checked
+    from coordinator.node_check.run import CheckReport
 
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 @command()
-class Doctor(Printed):
+class Doctor(TableCommand):
     """Check this machine, Redis, Slurm's rules and its nodes (by small jobs), and print what to change.
 
     Exit code 1 if a finding would stop an evaluation. Example:
@@ -49,14 +59,14 @@ class Doctor(Printed):
             settings, most_nodes=self.nodes, wait_seconds=self.wait, sample_mb=self.sample_mb
         )
         if self.as_json:
-            stdout().print_json(made.model_dump_json())
+            stdout_console().print_json(made.model_dump_json())
         else:
-            show(made, settings.work_dir)
+            show_findings(made, settings.work_dir)
         if made.failed:
             raise typer.Exit(ExitCode.FAILED)
 
 
-def show(made: Checkup, work_dir: Path) -> None:
+def show_findings(made: Checkup, work_dir: Path) -> None:
     from coordinator.report.tables import Parts, Sheet, print_parts
 
     sheet = Sheet("", "what", "", "found, and what to do")
@@ -68,11 +78,11 @@ def show(made: Checkup, work_dir: Path) -> None:
     bad = sum(one.status == "fail" for one in made.findings)
     said = f"{bad} of these would stop" if bad else "Nothing here stops"
     style = STYLES["fail" if bad else "ok"]
-    print_parts(stdout(), sheet, "", Parts(f"{said} an evaluation in {work_dir}.", style=style))
+    print_parts(stdout_console(), sheet, "", Parts(f"{said} an evaluation in {work_dir}.", style=style))
 
 
 @command("check-nodes")
-class CheckNodes(Printed):
+class CheckNodes(TableCommand):
     """Test nodes in pairs by small jobs on their GPUs, and print those that training should avoid.
 
     Each job checks matrix products, memory and copies of both nodes, and an all-gather between them; a second round pairs
@@ -93,12 +103,12 @@ class CheckNodes(Printed):
     seed: int = option("Seed for the choice of pairs.", default=0)
 
     def run(self) -> None:
-        from coordinator.node_check.run import check
+        from coordinator.node_check.run import check_nodes
 
         settings = self.settings({"cluster.kind": self.cluster, "cluster.partition": self.partition})
-        made = check(settings, self.nodes, wait_seconds=self.wait, seed=self.seed)
+        made = check_nodes(settings, self.nodes, wait_seconds=self.wait, seed=self.seed)
         if self.as_json:
-            stdout().print_json(made.model_dump_json())
+            stdout_console().print_json(made.model_dump_json())
         else:
             show_nodes(made)
         if made.undetermined:
@@ -110,7 +120,7 @@ class CheckNodes(Printed):
 RATES = {"matmul": ("TFLOP/s", 1e12), "memory": ("memory GB/s", 1e9), "copy": ("host to GPU GB/s", 1e9)}
 
 
-def show_nodes(made: Checked) -> None:
+def show_nodes(made: CheckReport) -> None:
     """Print a row per node, and the option that excludes the bad ones."""
     from coordinator.report.tables import Sheet
 
@@ -121,14 +131,14 @@ def show_nodes(made: Checked) -> None:
             f"{one.rates[name] / by:.3g}" if name in one.rates else "" for name, (_, by) in RATES.items()
         ]
         sheet.add(one.node, one.verdict, *rates, one.why, style=styles.get(one.verdict, ""))
-    stdout().print(sheet)
-    stdout().print()
+    stdout_console().print(sheet)
+    stdout_console().print()
     if made.undetermined:
-        stdout().print("No test passed: nothing is decided.", style=STYLES["fail"])
+        stdout_console().print("No test passed: nothing is decided.", style=STYLES["fail"])
     elif made.exclude:
-        say(f"--exclude={','.join(made.exclude)}")
+        print_text(f"--exclude={','.join(made.exclude)}")
     else:
-        stdout().print("No bad node was found.", style=STYLES["ok"])
+        stdout_console().print("No bad node was found.", style=STYLES["ok"])
 
 
 @command()
@@ -172,20 +182,20 @@ class Init(Command):
             summary, chosen = _with_preset(preset, named)
         else:
             summary, chosen = _probe_slurm(named) if kind == "slurm" else local
-        with writing(path):
+        with report_write_errors(path):
             path.write_text(template.default_text(summary, chosen), encoding="utf-8")
         partition, partitions = chosen.get("cluster.partition", ("", ""))
         partitions = partition if preset is not None else partitions
-        say(f"wrote {path}{f' for partition {partitions}' if partitions else ''}")
+        print_text(f"wrote {path}{f' for partition {partitions}' if partitions else ''}")
         if preset is not None:
             _show_preset(preset, chosen)
         options = "" if path == Path("evalspan.toml") else f" --config {shlex.quote(str(path))}"
-        say(f"next: `evalspan doctor{options}` checks this site")
+        print_text(f"next: `evalspan doctor{options}` checks this site")
         if kind == "slurm":
-            settings = loading.load(path, os.environ)  # creates no work folder
-            say(f"then the daemon: `{wrapped_daemon(settings, options)}`")
+            settings = loading.load_config(path, os.environ)  # creates no work folder
+            print_text(f"then the daemon: `{wrapped_daemon(settings, options)}`")
             one = wrapped_daemon(settings, f" CHECKPOINT SUITE{options}", "evaluate")
-            say(f"or one evaluation as a job: `{one}`")
+            print_text(f"or one evaluation as a job: `{one}`")
 
 
 def _with_preset(preset: SitePreset, named: Mapping[str, object]) -> tuple[str, dict[str, tuple[Any, str]]]:
@@ -193,7 +203,7 @@ def _with_preset(preset: SitePreset, named: Mapping[str, object]) -> tuple[str, 
     try:
         summary, chosen = _probe_slurm(named)
     except OperatorError as error:
-        say(
+        print_text(
             f"Slurm is not asked, and only what is documented is written: {error.__cause__ or error}",
             "yellow",
         )
@@ -207,10 +217,10 @@ def _with_preset(preset: SitePreset, named: Mapping[str, object]) -> tuple[str, 
 def _show_preset(preset: SitePreset, chosen: Mapping[str, object]) -> None:
     """Print what a preset knows beside its settings, and what it does not."""
     for note in preset.notes:
-        say(f"{preset.title}: {note}")
+        print_text(f"{preset.title}: {note}")
     if preset.account and "cluster.account" not in chosen:
-        say(f"{preset.title}: jobs are charged to an account: set account in [cluster]", "yellow")
-    say(
+        print_text(f"{preset.title}: jobs are charged to an account: set account in [cluster]", "yellow")
+    print_text(
         f"{preset.title}: what its documentation does not say (limits, memory, /dev/shm) is left to `doctor`, on the site"
     )
 
@@ -226,7 +236,7 @@ def _probe_slurm(named: Mapping[str, object]) -> tuple[str, dict[str, tuple[Any,
     from coordinator.config import loading, template
     from coordinator.config.checks import GPU_REQUEST
     from coordinator.doctor.collect import settings_within_limits
-    from coordinator.intake.work_folder import load
+    from coordinator.intake.work_folder import load_settings
     from coordinator.runtime.wiring import cluster_of, slurm_options
 
     try:
@@ -241,15 +251,15 @@ def _probe_slurm(named: Mapping[str, object]) -> tuple[str, dict[str, tuple[Any,
                     "cluster.partition": partition,
                     "slurm.gpu_request": request,
                 }
-                return cluster_of(load(None, Path(scratch) / "probe", asked | more))
+                return cluster_of(load_settings(None, Path(scratch) / "probe", asked | more))
 
             def refusing_of(account: str) -> dict[str, str]:
                 asked = {"cluster.account": account} if account else {}
-                return slurm_rules.refusing({name: of(name, **asked) for name in names})
+                return slurm_rules.refusing_partitions({name: of(name, **asked) for name in names})
 
             nodes = of(",".join(names) or None).nodes()
             refusing = refusing_of("")
-            account = load(None, Path(scratch) / "probe", named).cluster.account
+            account = load_settings(None, Path(scratch) / "probe", named).cluster.account
             if account is None and refusing.keys() >= set(names):
                 account = slurm_rules.account_demanded(rules, refusing_of)
                 if account is not None:
@@ -257,7 +267,7 @@ def _probe_slurm(named: Mapping[str, object]) -> tuple[str, dict[str, tuple[Any,
                     refusing = refusing_of("")
             limits = {p.name: p.max_seconds for p in rules.partitions if p.max_seconds is not None}
             summary, chosen = probe_of(nodes, rules.preemptible, refusing, limits)
-            cluster = load(None, Path(scratch) / "probe", named).cluster
+            cluster = load_settings(None, Path(scratch) / "probe", named).cluster
             more = {"cluster.account": cluster.account, "cluster.qos": cluster.qos}
             if "cluster.partition" in chosen:
                 form = slurm_rules.request_taken(partial(of, chosen["cluster.partition"][0]))
@@ -265,7 +275,7 @@ def _probe_slurm(named: Mapping[str, object]) -> tuple[str, dict[str, tuple[Any,
             chosen |= {setting: (value, "") for setting, value in more.items() if value is not None}
             file = Path(scratch) / "evalspan.toml"  # not an existing file, whose limits it may keep to
             file.write_text(template.default_text(summary, chosen), encoding="utf-8")
-            settings = loading.load(file, os.environ)
+            settings = loading.load_config(file, os.environ)
             chosen |= settings_within_limits(SlurmCli(slurm_options(settings)), rules)
     except ClusterError as error:
         raise OperatorError(

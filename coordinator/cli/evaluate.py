@@ -13,20 +13,20 @@ from coordinator.cli.app import (
     REQUIRED,
     VERBOSE,
     Console,
-    Printed,
+    TableCommand,
     TerminalMessages,
     argument,
     command,
     flag,
     option,
-    say,
-    say_aside,
+    print_text,
+    print_to_stderr,
+    report_write_errors,
     show_json,
-    stdout,
-    writing,
+    stdout_console,
 )
 from coordinator.cli.lm_eval_flags import LmEvalCommand
-from coordinator.cli.suite_options import LM_EVAL, Chosen
+from coordinator.cli.suite_options import LM_EVAL, SuiteCommand
 from coordinator.errors import ExitCode, OperatorError
 
 if TYPE_CHECKING:
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
     from coordinator.api import Results
 
-SITE = {"rich_help_panel": "Where it runs"}
+SITE_PANEL = {"rich_help_panel": "Where it runs"}
 CHECKPOINT = "Folder with config.json, safetensors and tokenizer, or a Hub id."
 STEP = option("Training step, for reports and trackers; default: from the folder's name.", min=0)
 
 
 @command("eval", cls=LmEvalCommand)
-class Evaluate(Chosen):
+class Evaluate(SuiteCommand):
     """Evaluate one checkpoint on one suite and print the makespan and the scores.
 
     If it is killed, run the same command again to resume. Examples:
@@ -56,12 +56,12 @@ class Evaluate(Chosen):
     """
 
     checkpoint: str | None = argument(CHECKPOINT, None)
-    cluster: str | None = option("local or slurm.", **SITE)
-    partition: str | None = option("Slurm partition of the GPU jobs.", **SITE)
-    account: str | None = option("Slurm account.", **SITE)
-    qos: str | None = option("Slurm QOS.", **SITE)
-    slots: int | None = option("Maximum number of concurrent trials.", min=1, **SITE)
-    shards_per_task: int | None = option("Force this many shards per task.", min=1, **SITE)
+    cluster: str | None = option("local or slurm.", **SITE_PANEL)
+    partition: str | None = option("Slurm partition of the GPU jobs.", **SITE_PANEL)
+    account: str | None = option("Slurm account.", **SITE_PANEL)
+    qos: str | None = option("Slurm QOS.", **SITE_PANEL)
+    slots: int | None = option("Maximum number of concurrent trials.", min=1, **SITE_PANEL)
+    shards_per_task: int | None = option("Force this many shards per task.", min=1, **SITE_PANEL)
     step: int | None = STEP
     model: str | None = option("hf, vllm, sglang or local-completions.", **LM_EVAL)
     model_args: list[str] | None = option(
@@ -83,8 +83,10 @@ class Evaluate(Chosen):
             if self.output_path is not None and found.scores:
                 from coordinator.trackers import lm_eval_files
 
-                with writing(self.output_path):
-                    say_aside(f"wrote {lm_eval_files.write(found.folder, self.output_path)[-1]}")
+                with report_write_errors(self.output_path):
+                    print_to_stderr(
+                        f"wrote {lm_eval_files.write_lm_eval_files(found.folder, self.output_path)[-1]}"
+                    )
             _show(self, found, verbose=self.verbose)
 
     def _evaluated(self, suite: Mapping[str, Any]) -> Results:
@@ -94,7 +96,7 @@ class Evaluate(Chosen):
         pretrained, trial = lm_eval_flags.trial_settings(self.model, self.model_args, self.device)
         site = {f"cluster.{name}": getattr(self, name) for name in ("partition", "account", "qos")}
         return api.evaluate(
-            lm_eval_flags.the_checkpoint(self.checkpoint, pretrained),
+            lm_eval_flags.checkpoint_argument(self.checkpoint, pretrained),
             **suite,
             step=self.step,
             slots=self.slots,
@@ -120,20 +122,20 @@ class Evaluate(Chosen):
             found[mode] = self._evaluated(chosen | more)
             if not found[mode].complete:
                 _show(self, found[mode], verbose=self.verbose)
-        made = mode_check.check(
+        made = mode_check.check_modes(
             {mode: found[mode].folder for mode in ("exact", "fast")},
             {mode: found[mode].raw for mode in ("exact", "fast")},
         )
         if self.as_json:
             show_json(made.model_dump(mode="json"))
         else:
-            mode_check.show(stdout(), made)
+            mode_check.show_mode_check(stdout_console(), made)
 
 
-def _show(typed: Printed, found: Results, *, verbose: bool) -> None:
+def _show(typed: TableCommand, found: Results, *, verbose: bool) -> None:
     """Print results; exit code 130 if the evaluation was cancelled, 1 if scores are missing."""
-    from coordinator.cli.screen.mornings import lines_of
-    from coordinator.report.render import show
+    from coordinator.cli.screen.mornings import training_lines
+    from coordinator.report.render import show_report
     from coordinator.report.tables import print_parts
     from coordinator.runtime.summary import failed_job
     from evaljobs.contract.paths import EvaluationPaths
@@ -146,12 +148,18 @@ def _show(typed: Printed, found: Results, *, verbose: bool) -> None:
     else:
         ran = not found.note and found.makespan_seconds is not None
         job = failed_job(EvaluationPaths(found.folder), found)
-        show(
-            stdout(), found.report, found.raw, found.gpu_hour_price, ran=ran, verbose=verbose, failed_job=job
+        show_report(
+            stdout_console(),
+            found.report,
+            found.raw,
+            found.gpu_hour_price,
+            ran=ran,
+            verbose=verbose,
+            failed_job=job,
         )
-        print_parts(stdout(), *lines_of(typed.there(), found.evaluation_id))
+        print_parts(stdout_console(), *training_lines(typed.there(), found.evaluation_id))
         results = f"Results: {found.folder / 'results.json'}\n" if found.scores else ""
-        say(f"\n{results}Samples, logs, responses: {found.folder}")
+        print_text(f"\n{results}Samples, logs, responses: {found.folder}")
     if found.status == "cancelled":
         raise typer.Exit(ExitCode.INTERRUPTED)
     if not found.complete:
@@ -159,7 +167,7 @@ def _show(typed: Printed, found: Results, *, verbose: bool) -> None:
 
 
 @command()
-class Rescore(Printed):
+class Rescore(TableCommand):
     """Score the answers of an evaluation again, with other filters, metrics, gold answers or judge, without a GPU.
 
     This is a new evaluation. Refused if the suite makes different requests. If it is killed, run the same command again to resume. Examples:
@@ -193,7 +201,7 @@ class Rescore(Printed):
 
 
 @command(cls=LmEvalCommand)
-class Prepare(Chosen):
+class Prepare(SuiteCommand):
     """Build a suite's request sets on this machine, with data sets and metric scripts from the internet.
 
     Jobs run offline: they read the work folder and the Hugging Face cache. Example:
@@ -217,4 +225,4 @@ class Prepare(Chosen):
             show_json(built)
             return
         for entry, sets in built.items():
-            say(f"{entry}: {len(sets)} request set{'s' if len(sets) != 1 else ''}")
+            print_text(f"{entry}: {len(sets)} request set{'s' if len(sets) != 1 else ''}")

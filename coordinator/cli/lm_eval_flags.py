@@ -20,7 +20,7 @@ from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from coordinator.errors import OperatorError
 
-SHORT = {
+SHORT_FLAGS = {
     "-t": "--tasks",
     "-M": "--model",
     "-a": "--model-args",
@@ -35,7 +35,7 @@ SHORT = {
     "-C": "--config",
 }
 TRUSTS_CODE = "--model-args=trust_remote_code=True"  # what lm_eval makes of its --trust_remote_code
-REFUSED = {
+UNSUPPORTED_FLAGS = {
     "--cache-requests": "requests are always kept, in the work folder",
     "--check-integrity": "`evalspan validate --suite FILE` checks tasks",
     "--hf-hub-log-args": "`evalspan export ID --to lm-eval --out FOLDER` writes files to upload",
@@ -50,7 +50,7 @@ REFUSED = {
     "--wandb-args": "set wandb_project in [trackers] of evalspan.toml",
     "--wandb-config-args": "set wandb_project in [trackers] of evalspan.toml",
 }
-NEEDLESS = {  # flags without a value that request the default
+REDUNDANT = {  # flags without a value that request the default
     "--confirm-run-unsafe-code": "programs run in a sandbox",
     "--log-samples": "samples are always kept: `evalspan export ID --to lm-eval --out DIR` writes them",
     "--show-config": "each task's configuration is in results.json",
@@ -64,10 +64,10 @@ ENGINES = {
     "sglang": "sglang",
     "local-completions": "local-completions",
 }
-NAMES = "--tasks"  # takes several words
-PAIRS = ("--model-args", "--gen-kwargs")  # take several words KEY=VALUE
-OPTIONAL = ("--apply-chat-template", "--fewshot-as-multiturn")  # take one word or none
-TEXTS = ("revision",)  # a commit's hash may look like a number
+LIST_FLAG = "--tasks"  # takes several words
+PAIR_FLAGS = ("--model-args", "--gen-kwargs")  # take several words KEY=VALUE
+OPTIONAL_VALUE_FLAGS = ("--apply-chat-template", "--fewshot-as-multiturn")  # take one word or none
+TEXT_ARGUMENTS = ("revision",)  # a commit's hash may look like a number
 PAIR = re.compile(r"[A-Za-z_]\w*=.*|\{.*", re.DOTALL)
 TRUE, FALSE = ("true", "1", "yes"), ("false", "0", "no")
 
@@ -80,9 +80,9 @@ class LmEvalCommand(TyperCommand):
         valued = {name for option in options for name in option.opts}
         takes = any(isinstance(p, TyperArgument) for p in self.params)
         needless: list[str] = []
-        words = rewritten(with_yaml_values(args), valued, needless, checkpoint=takes)
+        words = translate_options(with_yaml_values(args), valued, needless, checkpoint=takes)
         if needless:
-            typer.echo(f"redundant: {'; '.join(f'{name}: {NEEDLESS[name]}' for name in needless)}", err=True)
+            typer.echo(f"redundant: {'; '.join(f'{name}: {REDUNDANT[name]}' for name in needless)}", err=True)
         ctx.allow_extra_args = takes
         rest: list[str] = super().parse_args(ctx, words)
         if ctx.args and not ctx.resilient_parsing:
@@ -117,32 +117,32 @@ class _Rewriting:
 
     def option(self, typed: str, rest: Sequence[str]) -> int:
         """Consume an option and its value, and return the number of words consumed from `rest`."""
-        name, equals, value = named(typed)
+        name, equals, value = split_option(typed)
         if name == "--trust-remote-code" and "--model-args" in self.valued and not equals:
             self.out.append(TRUSTS_CODE)
             return 0
-        if name in REFUSED:
-            self.refused[name] = REFUSED[name]
+        if name in UNSUPPORTED_FLAGS:
+            self.refused[name] = UNSUPPORTED_FLAGS[name]
             return 0
-        if name in NEEDLESS and not equals:
+        if name in REDUNDANT and not equals:
             self.needless.append(name)
             return 0
-        if name not in (NAMES, *PAIRS, *OPTIONAL):
+        if name not in (LIST_FLAG, *PAIR_FLAGS, *OPTIONAL_VALUE_FLAGS):
             takes = name in self.valued and not equals and rest
             self.out += [f"{name}{equals}{value}", *(rest[:1] if takes else [])]
             return 1 if takes else 0
         following = [] if equals else self._following(name, rest)
         words = [value, *following] if equals else following
-        self.checkpoint |= name == "--model-args" and any("pretrained" in pairs([w]) for w in words)
-        self.several.append(_Several(name, words, 0 if name in OPTIONAL else 1, len(self.out)))
+        self.checkpoint |= name == "--model-args" and any("pretrained" in parse_pairs([w]) for w in words)
+        self.several.append(_Several(name, words, 0 if name in OPTIONAL_VALUE_FLAGS else 1, len(self.out)))
         self.out.append("")
         return len(following)
 
     def _following(self, name: str, rest: Sequence[str]) -> list[str]:
         taken: list[str] = []
         for word in rest:
-            foreign = word.startswith("-") or (name in PAIRS and taken and not PAIR.fullmatch(word))
-            if name in OPTIONAL:
+            foreign = word.startswith("-") or (name in PAIR_FLAGS and taken and not PAIR.fullmatch(word))
+            if name in OPTIONAL_VALUE_FLAGS:
                 multiturn = name == "--fewshot-as-multiturn"
                 foreign = foreign or bool(taken) or (multiturn and word.lower() not in TRUE + FALSE)
             if foreign:
@@ -151,21 +151,21 @@ class _Rewriting:
         return taken
 
 
-def named(typed: str) -> tuple[str, str, str]:
+def split_option(typed: str) -> tuple[str, str, str]:
     """An option's long name with dashes, "=" where its value follows in the same word, and that value."""
     name, equals, value = typed.partition("=")
-    name = SHORT.get(name, name)
+    name = SHORT_FLAGS.get(name, name)
     return name.replace("_", "-") if name.startswith("--") else name, equals, value
 
 
 def with_yaml_values(words: Sequence[str]) -> list[str]:
     """`words` with the values of lm_eval's YAML in place of its `--config FILE.yaml`; as in lm_eval, an option counts before them."""
     for at, word in enumerate(words):
-        name, equals, value = named(word)
+        name, equals, value = split_option(word)
         value = value if equals else next(iter(words[at + 1 :]), "")
         if name == "--config" and value.endswith((".yaml", ".yml")):
             rest = [*words[:at], *words[at + (1 if equals else 2) :]]
-            given = {named(each)[0] for each in rest if each.startswith("-")}
+            given = {split_option(each)[0] for each in rest if each.startswith("-")}
             values = read_yaml_values(Path(value))
             return [*(w for key, words in values.items() if key not in given for w in words), *rest]
     return list(words)
@@ -184,9 +184,9 @@ def read_yaml_values(file: Path) -> dict[str, list[str]]:
         raise OperatorError(f"--config {file}: lm_eval's YAML holds KEY: VALUE lines")
     found: dict[str, list[str]] = {}
     for key, value in read.items():
-        option = named(f"--{key}")[0]
+        option = split_option(f"--{key}")[0]
         match value:
-            case False if option in OPTIONAL:
+            case False if option in OPTIONAL_VALUE_FLAGS:
                 found[option] = [f"{option}=false"]
             case None | False:
                 continue
@@ -201,7 +201,7 @@ def read_yaml_values(file: Path) -> dict[str, list[str]]:
     return found
 
 
-def rewritten(
+def translate_options(
     words: Sequence[str], valued: set[str], needless: list[str] | None = None, *, checkpoint: bool = True
 ) -> list[str]:
     """Return `words` as this program's own options. `valued`: options that take a value. Raise OperatorError for unsupported
@@ -240,9 +240,9 @@ def rewritten(
 
 
 def _rendered(several: _Several) -> list[str]:
-    if several.option == NAMES:
-        return [f"{NAMES}={','.join(several.words)}"]
-    if several.option in PAIRS:
+    if several.option == LIST_FLAG:
+        return [f"{LIST_FLAG}={','.join(several.words)}"]
+    if several.option in PAIR_FLAGS:
         return [f"{several.option}={word}" for word in several.words]
     return [f"{several.option}={(several.words or ['true'])[0]}"]
 
@@ -250,7 +250,7 @@ def _rendered(several: _Several) -> list[str]:
 # --- values ----------------------------------------------------------------------------------------------------------
 
 
-def pairs(words: Sequence[str], option: str = "--model-args") -> dict[str, Any]:
+def parse_pairs(words: Sequence[str], option: str = "--model-args") -> dict[str, Any]:
     """Parse KEY=VALUE words, or a JSON object, like lm_eval."""
     found: dict[str, Any] = {}
     for word in words:
@@ -264,7 +264,7 @@ def pairs(words: Sequence[str], option: str = "--model-args") -> dict[str, Any]:
             key, equals, value = part.partition("=")
             if not equals:
                 raise OperatorError(f"{option}: {part!r} is not KEY=VALUE")
-            found[key] = value if key in TEXTS else _value(value)
+            found[key] = value if key in TEXT_ARGUMENTS else _value(value)
     return found
 
 
@@ -333,7 +333,7 @@ def trial_settings(
                 f"--device {device}: each trial has its own GPUs: use --device cuda, or omit it"
             )
         settings["trial.device"] = device
-    arguments = pairs(model_args or ())
+    arguments = parse_pairs(model_args or ())
     for key in ("batch_size", "max_batch_size", "device"):
         if key in arguments:
             raise OperatorError(
@@ -362,7 +362,7 @@ def _at_revision(checkpoint: str, revision: str) -> str:
     return text
 
 
-def the_checkpoint(typed: str | None, pretrained: str | None) -> str:
+def checkpoint_argument(typed: str | None, pretrained: str | None) -> str:
     """Return the checkpoint that a command line names. Raise OperatorError if it names none, or two."""
     if typed is not None and pretrained not in (None, typed):
         raise OperatorError(f"two checkpoints are named: {typed}, and {pretrained} by --model-args: give one")

@@ -15,33 +15,33 @@ from coordinator.cli.app import (
     EVALUATION,
     HTML,
     VERBOSE,
-    Printed,
+    SettingsCommand,
+    TableCommand,
     TerminalMessages,
-    Where,
     argument,
     command,
     flag,
     option,
-    say,
+    print_text,
+    report_write_errors,
     show_json,
-    stdout,
-    writing,
+    stdout_console,
 )
 from coordinator.errors import EvalspanError, OperatorError
 
 if TYPE_CHECKING:
     from coordinator.config.schema import Config
-    from coordinator.page.read import Contents
+    from coordinator.page.read import PageContents
     from coordinator.report.learning_curves import Series
     from coordinator.report.scores import Evaluation, Head
     from coordinator.report.training import Training
 
-FILES = ("csv", "json")  # single-file formats of `export`
+FILE_FORMATS = ("csv", "json")  # single-file formats of `export`
 # parts of lm-eval's results that `report --json` adds to the scores
 OF_SCORES = ("groups", "versions", "n-shot", "higher_is_better", "n-samples", "dense")
 
 
-class _Scores(Where):
+class _Scores(SettingsCommand):
     """A command about one evaluation, or the checkpoints of a training."""
 
     evaluation: str | None = argument(EVALUATION, None)
@@ -68,7 +68,7 @@ class _Scores(Where):
     def made(self, settings: Config, *, scores: bool, dense: bool) -> tuple[Series, list[Training]]:
         """Return the requested series, and the state of each training. `scores`: the points' scores are needed."""
         from coordinator.report import trainings
-        from coordinator.report.load_series import documents, is_folder, read_document
+        from coordinator.report.load_series import is_folder, load_documents, read_document
         from coordinator.runtime.summaries import find_folder
 
         if self.series is None:
@@ -78,17 +78,17 @@ class _Scores(Where):
         with TerminalMessages().busy("reading and comparing the checkpoints") if shown else nullcontext():
             heads = self.heads(settings)
             made = [
-                trainings.judge(settings, of, whole=is_folder(self.series), scores=scores)
+                trainings.judge_training(settings, of, whole=is_folder(self.series), scores=scores)
                 for of in trainings.by_training(heads).values()
             ]
             series = made[0][1]
             if len(made) > 1:
-                series = trainings.series_of(documents(settings.work_dir, heads), settings)
+                series = trainings.series_of(load_documents(settings.work_dir, heads), settings)
         return series.shown(dense=dense), [training for training, _ in made]
 
 
 @command()
-class Report(_Scores, Printed):
+class Report(_Scores, TableCommand):
     """Print an evaluation's makespan and scores; with --series, learning curves over checkpoints.
 
     A series shows since when a score is worse. Examples:
@@ -139,9 +139,11 @@ class Report(_Scores, Printed):
             one = self.series is None
             write_page(
                 self.html,
-                read.of_evaluation(settings, name)
+                read.evaluation_contents(settings, name)
                 if one
-                else read.of_trainings(settings, self.heads(settings), self.series or "", dense=self.dense),
+                else read.trainings_contents(
+                    settings, self.heads(settings), self.series or "", dense=self.dense
+                ),
             )
         if self.trace is not None:
             write_trace(settings, name, self.trace)
@@ -155,7 +157,7 @@ class Report(_Scores, Printed):
         if self.as_json:
             show_json({"schema_version": 1, "signals": rows})
         else:
-            print_parts(stdout(), *show_signals(rows, slot_of(series.points)))
+            print_parts(stdout_console(), *show_signals(rows, slot_of(series.points)))
 
     def _show_series(self, series: Series, trainings: list[Training]) -> None:
         from coordinator.report.learning_curves import to_csv, to_json
@@ -167,14 +169,14 @@ class Report(_Scores, Printed):
             known = [training.model_dump(mode="json") for training in trainings]
             sys.stdout.writelines(to_json(series, {"trainings": known}))
         else:
-            show_series(stdout(), series, trainings, whole=self.whole)
+            show_series(stdout_console(), series, trainings, whole=self.whole)
             if missing := without_step(series.points):
-                say(missing, "yellow", err=True)
+                print_text(missing, "yellow", err=True)
 
     def _show(self, settings: Config) -> None:
         from coordinator import api
-        from coordinator.cli.screen.mornings import lines_of
-        from coordinator.report.render import show
+        from coordinator.cli.screen.mornings import training_lines
+        from coordinator.report.render import show_report
         from coordinator.report.scores import with_signals
         from coordinator.report.tables import print_parts
         from coordinator.runtime.summary import failed_job
@@ -191,8 +193,10 @@ class Report(_Scores, Printed):
             known = made.makespan_seconds is not None
             job = failed_job(EvaluationPaths(found.folder), found)
             price = settings.gpu_hour_price
-            show(stdout(), made, results, price, ran=known, verbose=self.verbose, failed_job=job)
-            print_parts(stdout(), *lines_of(settings, made.evaluation_id))
+            show_report(
+                stdout_console(), made, results, price, ran=known, verbose=self.verbose, failed_job=job
+            )
+            print_parts(stdout_console(), *training_lines(settings, made.evaluation_id))
 
 
 @command()
@@ -227,9 +231,9 @@ class Export(_Scores):
         if self.left:
             _export_left(settings)
             return
-        if self.to is None or (self.out is None and self.to not in FILES):
+        if self.to is None or (self.out is None and self.to not in FILE_FORMATS):
             raise OperatorError(
-                f"pass --to and --out FOLDER, or --left ({' and '.join(FILES)} need no --out)"
+                f"pass --to and --out FOLDER, or --left ({' and '.join(FILE_FORMATS)} need no --out)"
             )
         self.check_one()
         if self.to == "wandb" and self.evaluation is not None:
@@ -247,7 +251,7 @@ class Export(_Scores):
                 f"{error.filename or self.out or 'stdout'}: {error.strerror or error}"
             ) from error
         for path in written:
-            say(str(path))
+            print_text(str(path))
         if running := len(found.points) - len(done):
             typer.echo(f"{running} still running: export again when they have ended", err=True)
 
@@ -260,7 +264,7 @@ class Export(_Scores):
         if (out := self.out) is None:
             sys.stdout.writelines(text)
             return []
-        if to in FILES:
+        if to in FILE_FORMATS:
             file = out if out.suffix == f".{to}" and not out.is_dir() else out / f"series.{to}"
             file.parent.mkdir(parents=True, exist_ok=True)
             with file.open("w") as lines:
@@ -275,7 +279,9 @@ class Export(_Scores):
         try:
             if to == "lm-eval":
                 return [
-                    f for p in done for f in lm_eval_files.write(settings.work_dir / p.evaluation_id, out)
+                    f
+                    for p in done
+                    for f in lm_eval_files.write_lm_eval_files(settings.work_dir / p.evaluation_id, out)
                 ]
             return export_points(TRACKERS[to], done, out, run=self.name, project=self.project)
         except OperatorError:
@@ -297,20 +303,20 @@ def _export_left(settings: Config) -> None:
 # --- pages as files, and their server ---------------------------------------------------------------------------------
 
 
-def write_page(file: Path, contents: Contents) -> None:
-    from coordinator.page.html import page
+def write_page(file: Path, contents: PageContents) -> None:
+    from coordinator.page.html import render_page
 
-    text = page(*contents)
+    text = render_page(*contents)
     _save(file, text)
-    say(f"wrote {file} ({len(text) / 1e6:.1f} MB): open it in a browser", err=True)
+    print_text(f"wrote {file} ({len(text) / 1e6:.1f} MB): open it in a browser", err=True)
 
 
 def write_trace(settings: Config, name: str, file: Path) -> None:
-    from coordinator.page.evaluation import trace
+    from coordinator.page.evaluation import trace_events
     from coordinator.page.read import evaluation_and_results
 
-    _save(file, json.dumps(trace(evaluation_and_results(settings, name)[0]), allow_nan=False))
-    say(f"wrote {file}: open it in https://ui.perfetto.dev or chrome://tracing", err=True)
+    _save(file, json.dumps(trace_events(evaluation_and_results(settings, name)[0]), allow_nan=False))
+    print_text(f"wrote {file}: open it in https://ui.perfetto.dev or chrome://tracing", err=True)
 
 
 def _save(file: Path, text: str) -> None:
@@ -318,12 +324,12 @@ def _save(file: Path, text: str) -> None:
 
     if not file.parent.is_dir():
         raise OperatorError(f"{file}: the folder {file.parent} does not exist")
-    with writing(file):
+    with report_write_errors(file):
         write_atomic(file, text.encode("utf-8", "replace"))
 
 
 @command()
-class Serve(Where):
+class Serve(SettingsCommand):
     """Show evaluations, trainings and comparisons in a browser, kept up to date; changes no evaluation.
 
     Examples:
@@ -349,9 +355,9 @@ class Serve(Where):
             ) from error
 
         # creates and checks no folder
-        settings = loading.load(self.config, os.environ, {"work_dir": self.work_dir})
+        settings = loading.load_config(self.config, os.environ, {"work_dir": self.work_dir})
         if self.unix is not None and self.port:
             raise OperatorError("--port and --unix cannot be combined: a Unix socket has no port")
         if not settings.work_dir.is_dir():
             raise OperatorError(f"the work folder {settings.work_dir} does not exist: pass --work-dir")
-        server.run(settings, port=self.port, unix=self.unix, say=say)
+        server.serve_pages(settings, port=self.port, unix=self.unix, say=print_text)

@@ -13,24 +13,24 @@ from coordinator.cli import lm_eval_flags
 from coordinator.cli.app import (
     EVALUATION,
     Console,
-    Printed,
+    SettingsCommand,
+    TableCommand,
     TerminalMessages,
-    Where,
     argument,
     command,
     flag,
     option,
-    say,
+    print_text,
     show_json,
-    stdout,
+    stdout_console,
 )
 from coordinator.cli.disk import show_disk
 from coordinator.cli.evaluate import CHECKPOINT, STEP
 from coordinator.cli.lm_eval_flags import LmEvalCommand
-from coordinator.cli.suite_options import Chosen
+from coordinator.cli.suite_options import SuiteCommand
 from coordinator.errors import OperatorError
 from evaljobs import log_lines
-from evaljobs.contract.folded import exists, files_in, read_bytes
+from evaljobs.contract.folded import file_exists, files_in, read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -47,7 +47,7 @@ OF_DAEMON = option("Refused: set in the daemon's settings.", hidden=True)  # `ap
 
 
 @command()
-class Daemon(Where):
+class Daemon(SettingsCommand):
     """Evaluate every checkpoint that the hook, `submit` or a watched folder announces, until stopped.
 
     SIGTERM or Ctrl-C cancels nothing: jobs on Slurm go on, jobs of the local cluster end, and the next daemon
@@ -67,10 +67,10 @@ class Daemon(Where):
         from coordinator.base.isolate import LoopGuard
         from coordinator.base.signals import Signals
         from coordinator.cli.screen.live_screen import Watcher
-        from coordinator.cli.screen.standing import Shown
-        from coordinator.intake.admission import missing_places, no_place
+        from coordinator.cli.screen.standing import EvaluationView
+        from coordinator.intake.admission import missing_places, refusal_of_place
         from coordinator.intake.from_settings import check_device
-        from coordinator.monitor.watch import Beside
+        from coordinator.monitor.watch import DaemonServices
         from coordinator.runtime.service import Service
         from coordinator.runtime.wiring import coordinator_of
         from coordinator.runtime.work_lock import DAEMON, UNTIL_IDLE, is_daemon
@@ -82,7 +82,7 @@ class Daemon(Where):
         check_device(settings)
         coordinator = coordinator_of(settings)
         service = Service(coordinator, settings)
-        for why in (*filter(None, [no_place(settings)]), *missing_places(settings.watch)):
+        for why in (*filter(None, [refusal_of_place(settings)]), *missing_places(settings.watch)):
             log.warning("%s", why)
         with ExitStack() as stack:
             signals = stack.enter_context(Signals())
@@ -99,7 +99,7 @@ class Daemon(Where):
                     return  # stopped by a signal during the wait
                 raise
             watcher = stack.enter_context(Watcher(screen))
-            beside = stack.enter_context(closing(Beside(settings, coordinator)))
+            beside = stack.enter_context(closing(DaemonServices(settings, coordinator)))
             quiet_since = time.monotonic()
             guard = LoopGuard(log)
             coordinator.evaluations.resume_all()
@@ -108,7 +108,7 @@ class Daemon(Where):
                 nonlocal quiet_since
                 service.tick()
                 found = coordinator.evaluations.summaries()
-                running = [Shown(summary) for summary in found if summary.ended_at is None]
+                running = [EvaluationView(summary) for summary in found if summary.ended_at is None]
                 gone = [summary for summary in found if summary.ended_at is not None]
                 for ended in gone:
                     _log_end(coordinator.evaluations.running[ended.evaluation_id].state)
@@ -126,10 +126,10 @@ class Daemon(Where):
 
 
 def _log_end(ended: State) -> None:
-    from coordinator.intake.resubmit import reused
+    from coordinator.intake.resubmit import reused_in_words
 
     name = ended.evaluation_id
-    log.info("%s has ended%s: evalspan report %s", name, reused(ended), name)
+    log.info("%s has ended%s: evalspan report %s", name, reused_in_words(ended), name)
 
 
 def _check_watch(settings: Config, config: Path | None) -> None:
@@ -154,13 +154,13 @@ def _log_to(screen: Console) -> None:
 
     if screen.is_terminal and not screen.is_dumb_terminal:
         handler = RichHandler(console=screen, show_path=False, markup=False, highlighter=NullHighlighter())
-        log_lines.begin("%(message)s", handler)
+        log_lines.begin_logging("%(message)s", handler)
     else:
-        log_lines.begin("%(asctime)s %(levelname)s %(message)s")
+        log_lines.begin_logging("%(asctime)s %(levelname)s %(message)s")
 
 
 @command(cls=LmEvalCommand)
-class Submit(Chosen):
+class Submit(SuiteCommand):
     """Submit a checkpoint to the daemon of this work folder. Submitting it again creates no second evaluation.
 
     A second submission may raise the priority; it resumes a cancelled or stale evaluation. Examples:
@@ -182,7 +182,7 @@ class Submit(Chosen):
 
         pretrained, trial = lm_eval_flags.trial_settings(self.model, self.model_args, self.device)
         sent = api.submit(
-            lm_eval_flags.the_checkpoint(self.checkpoint, pretrained),
+            lm_eval_flags.checkpoint_argument(self.checkpoint, pretrained),
             **self.chosen,
             priority=self.priority,
             step=self.step,
@@ -194,16 +194,16 @@ class Submit(Chosen):
         if self.as_json:
             show_json(sent.model_dump(include={"evaluation_id", "daemon", "what", "note", "waits"}))
             return
-        say(sent.evaluation_id)
+        print_text(sent.evaluation_id)
         if sent.note:
-            say(sent.note, err=True)
+            print_text(sent.note, err=True)
         if sent.waits:
-            say(sent.waits, "yellow", err=True)
-            say(f"work folder: {self.place(self.settings())}", "yellow", err=True)
+            print_text(sent.waits, "yellow", err=True)
+            print_text(f"work folder: {self.place(self.settings())}", "yellow", err=True)
 
 
 @command()
-class Status(Printed):
+class Status(TableCommand):
     """Show running, waiting and failed evaluations, the latest scores, and the daemon.
 
     Open evaluations come first, then the newest. The time is the elapsed time, or the makespan.
@@ -224,51 +224,57 @@ class Status(Printed):
     disk: bool = flag("Show space and files by kind and by evaluation instead.", "--disk")
 
     def run(self) -> None:
-        from coordinator.cli.screen.board import board
+        from coordinator.cli.screen.board import evaluation_table
         from coordinator.cli.screen.listing import show_left_out
-        from coordinator.cli.screen.mornings import as_json, of_trainings, standings
-        from coordinator.cli.screen.sight import Sight, listed_jobs, listed_nodes
-        from coordinator.cli.screen.standing import ROWS, all_of, choose, json_of, standing
+        from coordinator.cli.screen.mornings import as_json, standing_lines, training_standings
+        from coordinator.cli.screen.sight import WorkFolderView, listed_jobs, listed_nodes
+        from coordinator.cli.screen.standing import (
+            DEFAULT_ROWS,
+            all_summaries,
+            choose_shown,
+            evaluation_views,
+            view_as_json,
+        )
         from coordinator.report.tables import print_parts
-        from coordinator.runtime.summaries import find_folder, unreadable
+        from coordinator.runtime.summaries import find_folder, unreadable_message
 
         if self.disk:
             show_disk(self.there(), self.last, as_json=self.as_json)
             return
         settings = self.settings(makes=False)
         only = find_folder(settings, self.evaluation).root.name if self.evaluation else None
-        found, now = all_of(settings), time.time()
-        around = Sight(settings, self.typed("daemon")).around
-        last = self.last if self.as_json else self.last or ROWS
+        found, now = all_summaries(settings), time.time()
+        around = WorkFolderView(settings, self.typed("daemon")).around
+        last = self.last if self.as_json else self.last or DEFAULT_ROWS
         asked = {"only_open": self.only_open, "only_failed": self.only_failed}
-        chosen, left_out = choose(found, only=only, last=last, **asked)
+        chosen, left_out = choose_shown(found, only=only, last=last, **asked)
         open_ones = [summary for summary in found if summary.ended_at is None]
         ask, ask_nodes = partial(listed_jobs, settings), partial(listed_nodes, settings)
-        shown = standing(settings, chosen, open_ones, ask, ask_nodes)
-        known = standings(settings, found, chosen, now)
+        shown = evaluation_views(settings, chosen, open_ones, ask, ask_nodes)
+        known = training_standings(settings, found, chosen, now)
         if self.as_json:
             shown.sort(key=lambda one: (one.summary.accepted_at, one.summary.evaluation_id))
-            rows = [json_of(one, settings.work_dir / one.summary.evaluation_id, now) for one in shown]
+            rows = [view_as_json(one, settings.work_dir / one.summary.evaluation_id, now) for one in shown]
             trainings = [as_json(one) for one in known]
             show_json({"schema_version": 1, **around.as_json(), "trainings": trainings, "evaluations": rows})
             return
-        if unread := unreadable(settings.work_dir):
-            say(unread, "yellow")
+        if unread := unreadable_message(settings.work_dir):
+            print_text(unread, "yellow")
         if missing := self.missing(settings):
-            say(f"{missing}: `evalspan eval` or `evalspan submit` makes it")
+            print_text(f"{missing}: `evalspan eval` or `evalspan submit` makes it")
         elif not found and not unread:
-            say("no evaluations here yet: `evalspan submit` or `evalspan eval` starts one")
-            say(f"work folder: {self.place(settings)}")
+            print_text("no evaluations here yet: `evalspan submit` or `evalspan eval` starts one")
+            print_text(f"work folder: {self.place(settings)}")
         elif found and not shown:
             which = "runs or waits" if self.only_open else "has failed"
-            say(f"none of the {len(found)} evaluations here {which}")
+            print_text(f"none of the {len(found)} evaluations here {which}")
         left = show_left_out(left_out, len(shown), self.typed("status"))
-        below = [*left, *of_trainings(known), *around.lines(now)]
-        print_parts(stdout(), *board(shown, now, whole=only is not None), *below)
+        below = [*left, *standing_lines(known), *around.lines(now)]
+        print_parts(stdout_console(), *evaluation_table(shown, now, whole=only is not None), *below)
 
 
 @command()
-class Watch(Where):
+class Watch(SettingsCommand):
     """Show a live screen: running and waiting evaluations, the latest scores, the daemon.
 
     Ctrl-C leaves it, the evaluations go on. In a pipe it prints a line per change, and ends when
@@ -280,17 +286,17 @@ class Watch(Where):
     evaluation: str | None = argument("Only this one, until it has ended.", None)
 
     def run(self) -> None:
-        from coordinator.cli.screen.sight import watch
+        from coordinator.cli.screen.sight import draw_until_over
         from coordinator.runtime.summaries import find_folder
 
         settings = self.there()
         only = find_folder(settings, self.evaluation) if self.evaluation else None
-        if why := watch(settings, stdout(), self.typed("daemon"), only):
-            say(why)
+        if why := draw_until_over(settings, stdout_console(), self.typed("daemon"), only):
+            print_text(why)
 
 
 @command()
-class Logs(Where):
+class Logs(SettingsCommand):
     """Print the log of a job, a trial, or a shard's trial; without a name, every log's last line.
 
     With -f it continues until the evaluation has ended, or Ctrl-C. Examples:
@@ -340,11 +346,11 @@ class Logs(Where):
             said = json.loads(text)["detail"] if file.suffix == ".json" else text.decode(errors="replace")
             lines = said.splitlines()
             if self.what is None and file not in shown:
-                say(f"{file.name}: {lines[-1] if lines else '(empty)'}")
+                print_text(f"{file.name}: {lines[-1] if lines else '(empty)'}")
             elif text or file not in shown:
                 if [*shown][-1:] != [file]:
-                    say(f"== {file}", "bold")
-                say("\n".join(lines if file in shown else lines[-self.lines :]))
+                    print_text(f"== {file}", "bold")
+                print_text("\n".join(lines if file in shown else lines[-self.lines :]))
             shown[file] = shown.pop(file, 0) + len(text)
 
 
@@ -363,4 +369,4 @@ def _logs_of(state: State, paths: EvaluationPaths, what: str | None) -> list[Pat
         for member, trial in enumerate(info.trials):
             if trial in trials or trial == what:
                 chosen.append(Path(pattern.replace("%i", str(member))))
-    return sorted({f for f in (chosen or [paths.outcome("failed", what)]) if exists(f)})
+    return sorted({f for f in (chosen or [paths.outcome("failed", what)]) if file_exists(f)})

@@ -6,14 +6,14 @@ from functools import cached_property
 from typing import Any
 
 from coordinator.cli import lm_eval_flags
-from coordinator.cli.app import Printed, option
+from coordinator.cli.app import TableCommand, option
 from coordinator.errors import OperatorError
 
 ONE_OFF = {"rich_help_panel": "What is evaluated"}
 LM_EVAL = {"rich_help_panel": "As in lm_eval run (underscores also work)"}
 
 
-class Chosen(Printed):
+class SuiteCommand(TableCommand):
     """A command that takes a suite, or tasks, and settings that override the suite's."""
 
     suite: str | None = option(
@@ -44,16 +44,16 @@ class Chosen(Printed):
     @cached_property
     def chosen(self) -> dict[str, Any]:
         """Return the typed options as arguments of `coordinator.api`. Raise OperatorError."""
-        from coordinator.intake.suites import SuiteSettings, chosen
+        from coordinator.intake.suites import SuiteSettings, suite_choice
 
         if self.mode not in (None, "exact", "fast"):
             raise OperatorError(f"--mode must be exact or fast, not {self.mode!r}")
         multiturn = self.fewshot_as_multiturn
         read: Any = {key: getattr(self, key) for key in SuiteSettings.__annotations__} | {
-            "gen_kwargs": lm_eval_flags.pairs(self.gen_kwargs or (), "--gen-kwargs") or None,
+            "gen_kwargs": lm_eval_flags.parse_pairs(self.gen_kwargs or (), "--gen-kwargs") or None,
             "include_path": self.include_path or (),
             "apply_chat_template": lm_eval_flags.flag_of(self.apply_chat_template),
             "fewshot_as_multiturn": None if multiturn is None else multiturn.lower() in lm_eval_flags.TRUE,
             "seed": lm_eval_flags.seed_of(self.seed),
         }
-        return chosen(self.suite, self.tasks or (), read)
+        return suite_choice(self.suite, self.tasks or (), read)

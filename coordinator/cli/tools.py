@@ -16,18 +16,18 @@ import typer
 from coordinator.cli.app import (
     HTML,
     REQUIRED,
-    Printed,
-    Where,
+    SettingsCommand,
+    TableCommand,
     app,
     argument,
     command,
     flag,
     option,
-    say,
-    say_aside,
+    print_text,
+    print_to_stderr,
+    report_write_errors,
     show_json,
-    stdout,
-    writing,
+    stdout_console,
 )
 from coordinator.errors import ExitCode, OperatorError
 from coordinator.verdicts.paired import POWER
@@ -44,7 +44,7 @@ app.add_typer(priors, name="priors")
 
 
 @command()
-class Plan(Printed):
+class Plan(TableCommand):
     """Predict the makespan of a suite or an instance: lanes, lower bound, and other numbers of nodes.
 
     With --detect: how many documents of each task show such a change. Examples:
@@ -89,7 +89,7 @@ class Plan(Printed):
             return
         bound, makespan = made["lower_bound_seconds"], made["planned_makespan_seconds"]
         said = f"planned makespan {makespan:.1f} s, lower bound {bound:.1f} s, ratio {makespan / bound:.4f}"
-        print_parts(stdout(), said, "", lane_table(made["lanes"]), "", more["sentence"])
+        print_parts(stdout_console(), said, "", lane_table(made["lanes"]), "", more["sentence"])
 
     def _check_detect(self) -> None:
         if self.detect is None and "power" in self.given:
@@ -105,7 +105,7 @@ class Plan(Printed):
 
     def _show_detection(self, text: str, change: float) -> None:
         """Of the instance's data sets; of a suite by the flips of its evaluations in the work folder."""
-        from coordinator.intake.from_settings import settled
+        from coordinator.intake.from_settings import chosen_suite
         from coordinator.planning.instance import parse_instance
         from coordinator.report.detection import detection_of, find_flips, show_detection
         from coordinator.report.tables import print_parts
@@ -117,12 +117,12 @@ class Plan(Printed):
         flips = {}
         if self.suite is not None:
             settings = self.settings()
-            flips = find_flips(settings.work_dir, settled(settings, self.suite).name)
+            flips = find_flips(settings.work_dir, chosen_suite(settings, self.suite).name)
         found = detection_of(sets, flips, change, self.power)
         if self.as_json:
             show_json(found)
         else:
-            print_parts(stdout(), *show_detection(found))
+            print_parts(stdout_console(), *show_detection(found))
 
     def _of_file(self, file: Path) -> str:
         """Read an instance file. Raise OperatorError if an option that describes a suite's run was given."""
@@ -136,25 +136,27 @@ class Plan(Printed):
 
     def _of_suite(self) -> str:
         """Return the suite's instance, saved if requested."""
-        from coordinator.intake.from_settings import settled
+        from coordinator.intake.from_settings import chosen_suite
         from coordinator.planning import instance
-        from priors.table import read
+        from priors.table import read_observations
 
         settings = self.settings()
-        loaded = settled(settings, str(self.suite))
+        loaded = chosen_suite(settings, str(self.suite))
         size: dict[str, Any] = {
-            "model_parameters": instance.parameters(self.model_size),
+            "model_parameters": instance.parse_parameters(self.model_size),
             "hardware": self.hardware,
             "gpus_per_node": self.gpus_per_node,
         }
         sets = {} if self.tokenizer is None else _sets_at_hand(settings, loaded, self.tokenizer)
         try:
-            history = read(WorkPaths(settings.work_dir).observations)
+            history = read_observations(WorkPaths(settings.work_dir).observations)
             instance.check_hardware(self.hardware, history)
             gpus = settings.trial.gpus_per_trial
             if gpus == 1 and (gpus := instance.gpus_per_trial(**size)) > 1:
-                say(f"a trial takes {gpus} GPUs for the weights ([trial] gpus_per_trial states it)", err=True)
-            made = instance.of_suite(
+                print_text(
+                    f"a trial takes {gpus} GPUs for the weights ([trial] gpus_per_trial states it)", err=True
+                )
+            made = instance.instance_of_suite(
                 loaded,
                 sets,
                 history,
@@ -168,30 +170,31 @@ class Plan(Printed):
             raise OperatorError(str(error)) from error
         text = json.dumps(made, indent=1)
         if (path := self.save_instance) is not None:
-            with writing(path):
+            with report_write_errors(path):
                 path.write_text(text + "\n", encoding="utf-8")
-            say(f"wrote {path}: `evalspan plan --instance {path}`", err=True)
+            print_text(f"wrote {path}: `evalspan plan --instance {path}`", err=True)
         return text
 
 
 def _sets_at_hand(settings: Config, suite: SuiteSpec, tokenizer: str) -> dict[str, dict[str, Any]]:
     """Return request sets of the suite that are prepared for this tokenizer: entry -> {leaf task: its set}."""
     from coordinator.intake import from_settings, hub, request_sets
-    from coordinator.intake.checkpoint import inspect
+    from coordinator.intake.checkpoint import inspect_checkpoint
     from coordinator.planning import instance
 
     site = from_settings.site_of(settings)
-    folder = hub.local_folder(tokenizer, say_aside, allow_bin=True, weights=False)
+    folder = hub.local_folder(tokenizer, print_to_stderr, allow_bin=True, weights=False)
     model = from_settings.model_options(settings)
     inputs = from_settings.inputs_for(site, from_settings.lm_eval_version(settings, site))(suite, model)
-    held = request_sets.at_hand(suite, inspect(folder, weights=False), model, inputs, site)
-    cuts = {task.name: instance.cut(suite, entry) for entry, task in enumerate(suite.tasks)}
+    held = request_sets.sets_at_hand(suite, inspect_checkpoint(folder, weights=False), model, inputs, site)
+    cuts = {task.name: instance.cut_name(suite, entry) for entry, task in enumerate(suite.tasks)}
     return {
-        name: request_sets.read(folders, dict.fromkeys(folders, cuts[name])) for name, folders in held.items()
+        name: request_sets.read_request_sets(folders, dict.fromkeys(folders, cuts[name]))
+        for name, folders in held.items()
     }
 
 
-class _Priors(Where):
+class _Priors(SettingsCommand):
     def _show(self, what: Callable[..., Any], *more: Any) -> None:
         try:
             show_json(what(WorkPaths(self.settings().work_dir).observations, *more))
@@ -209,9 +212,9 @@ class Show(_Priors):
     """
 
     def run(self) -> None:
-        from priors.commands import show
+        from priors.commands import show_priors
 
-        self._show(show)
+        self._show(show_priors)
 
 
 @command(group=priors)
@@ -226,9 +229,9 @@ class Import(_Priors):
     file: Path = argument("Its priors/observations.jsonl.")
 
     def run(self) -> None:
-        from priors.commands import import_file
+        from priors.commands import import_observations
 
-        self._show(import_file, self.file)
+        self._show(import_observations, self.file)
 
 
 @command(group=priors)
@@ -241,13 +244,13 @@ class Export(_Priors):
     """
 
     def run(self) -> None:
-        from priors.commands import export
+        from priors.commands import export_observations
 
-        self._show(export)
+        self._show(export_observations)
 
 
 @command()
-class Compare(Printed):
+class Compare(TableCommand):
     """Print scores of several evaluations side by side, and compare each with the first: better, worse, no evidence.
 
     Example:
@@ -264,7 +267,7 @@ class Compare(Printed):
         from coordinator.cli.series import write_page
         from coordinator.page import read
         from coordinator.report.comparisons import heads_of, show_comparison
-        from coordinator.report.pairs import compared
+        from coordinator.report.pairs import compare_evaluations
         from coordinator.report.verdicts import overall_of
         from coordinator.runtime.summaries import find_record
 
@@ -273,21 +276,22 @@ class Compare(Printed):
             raise OperatorError("name at least two evaluations; `evalspan report` prints one")
         if self.html is not None:
             write_page(
-                self.html, read.of_comparison(settings, self.evaluations, mixed=self.mixed, dense=self.dense)
+                self.html,
+                read.comparison_contents(settings, self.evaluations, mixed=self.mixed, dense=self.dense),
             )
             return
         ids = [find_record(settings, name)[0].evaluation_id for name in self.evaluations]
-        points, rows = compared(settings.work_dir, ids, mixed=self.mixed, dense=self.dense)
+        points, rows = compare_evaluations(settings.work_dir, ids, mixed=self.mixed, dense=self.dense)
         heads = heads_of(points)
         if self.as_json:
             known = {"rows": rows, "overall": overall_of(rows), "headings": heads}
             show_json({"schema_version": 1, "evaluations": ids, **known})
         else:
-            show_comparison(stdout(), heads, ids, rows)
+            show_comparison(stdout_console(), heads, ids, rows)
 
 
 @command()
-class Gate(Printed):
+class Gate(TableCommand):
     """Check a checkpoint against a baseline by the rules of a policy file; prints a line per rule and score.
 
     Example:
@@ -303,26 +307,28 @@ class Gate(Printed):
     mixed: bool = flag("Also compare scores computed in different modes.")
 
     def run(self) -> None:
-        from coordinator.monitor.gate import gate, read_policy
+        from coordinator.monitor.gate import gate_evaluation, read_policy
         from coordinator.verdicts.gate import outcome_of
 
         policy = read_policy(self.policy)
-        rulings, (first, last) = gate(self.there(), self.evaluation, policy, self.baseline, mixed=self.mixed)
+        rulings, (first, last) = gate_evaluation(
+            self.there(), self.evaluation, policy, self.baseline, mixed=self.mixed
+        )
         outcome = outcome_of(rulings)
         if self.as_json:
             ids = {"schema_version": 1, "evaluation": last, "baseline": first, "outcome": outcome}
             show_json({**ids, "rules": [asdict(one) for one in rulings]})
         else:
             for one in rulings:
-                say(one.line)
-            say(f"{outcome}: {last} against {first}")
+                print_text(one.line)
+            print_text(f"{outcome}: {last} against {first}")
         if outcome != "pass":
             failed = any(one.has_failed for one in rulings)
             raise typer.Exit(ExitCode.FAILED if failed else ExitCode.UNDECIDED)
 
 
 @command()
-class Diff(Printed):
+class Diff(TableCommand):
     """Print the documents of a task that two evaluations answer differently: question, answers, margins.
 
     Example:
@@ -338,7 +344,7 @@ class Diff(Printed):
 
     def run(self) -> None:
         from coordinator.report.columns import sample_file
-        from coordinator.report.flips import COLUMNS, flips
+        from coordinator.report.flips import COLUMNS, find_flips
         from coordinator.report.tables import Sheet, print_parts
         from coordinator.runtime.summaries import find_record
 
@@ -350,7 +356,7 @@ class Diff(Printed):
                     f"{record.evaluation_id} has no samples of {self.task}: name one of its leaf tasks "
                     f"(`evalspan report {record.evaluation_id}` lists them), or they were pruned"
                 )
-        rows = list(flips(found[0][1], found[1][1], self.task, scored=self.flips))
+        rows = list(find_flips(found[0][1], found[1][1], self.task, scored=self.flips))
         if self.as_json:
             show_json(
                 {
@@ -382,7 +388,9 @@ class Diff(Printed):
                     )
                     or "-",
                 )
-            print_parts(stdout(), sheet, f"{len(rows)} documents of {self.task} are answered differently")
+            print_parts(
+                stdout_console(), sheet, f"{len(rows)} documents of {self.task} are answered differently"
+            )
 
 
 def _brief(text: str) -> str:
@@ -391,7 +399,7 @@ def _brief(text: str) -> str:
 
 
 @command()
-class Clean(Printed):
+class Clean(TableCommand):
     """Remove unused weights from this node's memory; only files written by evalspan.
 
     Example:
@@ -403,7 +411,7 @@ class Clean(Printed):
 
     def run(self) -> None:
         from coordinator.intake.from_settings import site_of
-        from coordinator.report.render import size
+        from coordinator.report.render import format_bytes
 
         settings = self.settings()
         argv = [*site_of(settings).worker_command, "-m", "evaljobs", "clean", *["--all"] * self.everything]
@@ -416,18 +424,22 @@ class Clean(Printed):
             roots = []
         for one in roots:
             count = len(one["removed"])
-            said = f"removed {count} checkpoint{'' if count == 1 else 's'}, {size(one['freed_bytes'])}"
-            say(f"{one['root']}: {said}")
+            said = (
+                f"removed {count} checkpoint{'' if count == 1 else 's'}, {format_bytes(one['freed_bytes'])}"
+            )
+            print_text(f"{one['root']}: {said}")
             for name in one["kept"]:
-                say(f"  kept {name}: a precursor holds it or a trial reads it (--all removes it as well)")
+                print_text(
+                    f"  kept {name}: a precursor holds it or a trial reads it (--all removes it as well)"
+                )
             for problem in one["problems"]:
-                say(f"  left alone: {problem}", "yellow")
+                print_text(f"  left alone: {problem}", "yellow")
         if done.returncode != 0:
             raise typer.Exit(done.returncode)
 
 
 @command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-class Worker(Where):
+class Worker(SettingsCommand):
     """Run a metric worker in addition to those that the coordinator starts, and exit with its exit code.
 
     Additional arguments are passed on.

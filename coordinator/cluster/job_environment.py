@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 
 from evaljobs.secret_values import names_variable
 
-INDEX = "EVALSPAN_INDEX"
+INDEX_VARIABLE = "EVALSPAN_INDEX"
 # Variables of an enclosing Slurm job, or of the user's listings, that must not reach Slurm commands.
 FOREIGN_PREFIXES = ("SLURM_", "SQUEUE_", "SINFO_", "SCANCEL_")
 FOREIGN_NAMES = frozenset(
@@ -21,12 +21,12 @@ FOREIGN_NAMES = frozenset(
         "HIP_VISIBLE_DEVICES",
         "ZE_AFFINITY_MASK",
         "GPU_DEVICE_ORDINAL",
-        INDEX,
+        INDEX_VARIABLE,
     }
 )
 KEPT_NAMES = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT"})
 
-PASSED: Mapping[str, str] = {
+PASSED_VARIABLES: Mapping[str, str] = {
     "who and where": "HOME USER LOGNAME SHELL PWD OLDPWD TZ TERM TMPDIR TMP TEMP SCRATCH WORK PROJECT XDG_* KRB5CCNAME",
     "language": "LANG LANGUAGE LC_*",
     "where programs and libraries are": "PATH *_PATH *PATH *_HOME *_ROOT *_DIR *_BASE *_PREFIX LD_* CC CXX CFLAGS CXXFLAGS LDFLAGS",
@@ -46,7 +46,7 @@ PASSED: Mapping[str, str] = {
     "Slurm and evalspan": "SBATCH_* EVALSPAN_*",
 }
 """Purpose of variables -> names passed to jobs; `*` stands for any characters."""
-_PATTERNS = tuple(pattern for row in PASSED.values() for pattern in row.split())
+_PATTERNS = tuple(pattern for row in PASSED_VARIABLES.values() for pattern in row.split())
 
 
 def client_environment(inherited: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
@@ -67,14 +67,14 @@ def submission_environment(
     secrets: Collection[str],
     given: Collection[str],
 ) -> dict[str, str]:
-    """Return the environment of `sbatch`, which the job inherits. Arguments as in `client_environment` and `passed_on`."""
+    """Return the environment of `sbatch`, which the job inherits. Arguments as in `client_environment` and `variables_passed_on`."""
     here = client_environment(inherited, own)
     kept = {name: value for name, value in here.items() if name in KEPT_NAMES or name in own}
     kept["SLURM_TIME_FORMAT"] = here["SLURM_TIME_FORMAT"]
-    return passed_on(here, export=export, secrets=secrets, given=given) | kept
+    return variables_passed_on(here, export=export, secrets=secrets, given=given) | kept
 
 
-def passed_on(
+def variables_passed_on(
     inherited: Mapping[str, str],
     *,
     export: Sequence[str] = (),

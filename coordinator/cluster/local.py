@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from coordinator.base.run_command import CommandError, run_command
-from coordinator.base.signals import SIGNALLED
+from coordinator.base.signals import SIGNAL_EXIT_BASE
 from coordinator.cluster import (
     COORDINATOR_ENDED,
     CPU_SLOT,
@@ -37,7 +37,7 @@ from coordinator.cluster import (
     RefusedError,
     local_guardian,
 )
-from coordinator.cluster.job_environment import INDEX, passed_on
+from coordinator.cluster.job_environment import INDEX_VARIABLE, variables_passed_on
 from coordinator.cluster.sbatch_text import log_file
 from evaljobs.contract.storage import make_file, make_folder, try_lock, write_atomic
 from evaljobs.staging.capacity import memory_available
@@ -327,11 +327,11 @@ class LocalCluster:
         )
 
     def _environment(self, job: Job, member: _Member, slots: Sequence[int]) -> dict[str, str]:
-        own = {INDEX: str(member.shown.index)}
+        own = {INDEX_VARIABLE: str(member.shown.index)}
         if self.gpus:  # a job without a slot must not see a GPU
             own["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order of nvidia-smi
             own["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus[s].partition(",")[0] for s in slots)
-        passed = passed_on(os.environ, export=self.export, secrets=self.secrets, given=job.secrets)
+        passed = variables_passed_on(os.environ, export=self.export, secrets=self.secrets, given=job.secrets)
         return {**passed, **job.env, **own}
 
     def _stop(self, member: _Member, why: str) -> None:
@@ -348,7 +348,7 @@ class LocalCluster:
         """Record a member's end. `code`: the guardian's; None: this coordinator started none."""
         state, reason = member.stop or ("COMPLETED" if code == 0 else "FAILED"), member.shown.reason
         if code:
-            number = code - SIGNALLED if code > SIGNALLED else -code
+            number = code - SIGNAL_EXIT_BASE if code > SIGNAL_EXIT_BASE else -code
             reason = f"signal {number}" if number > 0 else f"exit code {code}"
         member.shown = replace(member.shown, phase="ended", state=state, reason=reason)
         member.guardian, member.ended = None, time.monotonic()

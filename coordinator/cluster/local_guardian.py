@@ -22,7 +22,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 ORPHANED_SECONDS = 4.0
 """Time between SIGTERM and SIGKILL without a coordinator: everything ends within 10 s."""
 NO_PROGRAM = 127  # a shell's exit code for a command that cannot be run
-ROUNDS = 300  # scans for descendants, 10 ms apart; bounded, since SIGKILL may fail to end a process
+KILL_ROUNDS = 300  # scans for descendants, 10 ms apart; bounded, since SIGKILL may fail to end a process
 
 
 def main(argv: list[str]) -> int:
@@ -85,7 +85,7 @@ def _wait(
 
 def _end_descendants() -> None:
     """Send SIGKILL to every descendant until none is left; the next scan finds children forked meanwhile."""
-    for _ in range(ROUNDS):
+    for _ in range(KILL_ROUNDS):
         left = _descendants()
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):

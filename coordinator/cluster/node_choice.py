@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from coordinator.base.words import first_of
 from coordinator.cluster import Job, NodeState, nodes_of
-from coordinator.config.checks import ENTRY
+from coordinator.config.checks import HOSTLIST_ENTRY
 from coordinator.config.schema import Config, NodesConfig
 
 MOST_NODES = 8  # named per state
@@ -20,7 +20,7 @@ MOST_NODES = 8  # named per state
 
 def in_hostlist(name: str, text: str) -> bool:
     """Return whether this hostlist names the node. It is matched, not expanded, so that its size costs nothing."""
-    return any(_fits(re.split(r"\[(.*?)\]", entry), name) for entry in ENTRY.findall(text))
+    return any(_fits(re.split(r"\[(.*?)\]", entry), name) for entry in HOSTLIST_ENTRY.findall(text))
 
 
 def _fits(words: Sequence[str], name: str) -> bool:
@@ -48,7 +48,7 @@ def _in_ranges(number: str, ranges: str) -> bool:
 def _excluding(node: NodeState, nodes: NodesConfig) -> str:
     """Return the setting that keeps evalspan off a node; "" if none does.
 
-    Only `exclude` applies to nodes without GPUs, including all that only the CPU partition reaches.
+    Only `exclude_node` applies to nodes without GPUs, including all that only the CPU partition reaches.
     """
     if any(in_hostlist(node.name, hosts) for hosts in nodes.exclude):
         return "[nodes] exclude"
@@ -62,7 +62,7 @@ def _excluding(node: NodeState, nodes: NodesConfig) -> str:
     return "" if set(nodes.features) <= set(node.features) else "[nodes] features"
 
 
-def choose(node: NodeState, settings: Config) -> NodeState:
+def apply_node_settings(node: NodeState, settings: Config) -> NodeState:
     """Return the node as the settings leave it: unusable if they exclude it, with their name as the reason.
 
     A GPU request with {type} excludes nodes whose Gres names no type, or several.
@@ -70,10 +70,10 @@ def choose(node: NodeState, settings: Config) -> NodeState:
     setting = _excluding(node, settings.nodes)
     if not setting and node.gpus and "{type}" in settings.slurm.gpu_request and not _one_type(node):
         setting = "[slurm] gpu_request (its {type} needs a Gres with one)"
-    return exclude(node, setting) if setting else node
+    return exclude_node(node, setting) if setting else node
 
 
-def exclude(node: NodeState, setting: str) -> NodeState:
+def exclude_node(node: NodeState, setting: str) -> NodeState:
     return replace(node, usable=False, excluded=setting, reason=node.reason or f"excluded by {setting}")
 
 
@@ -81,7 +81,7 @@ def _one_type(node: NodeState) -> bool:
     return bool(node.gpu_type) and "+" not in node.gpu_type
 
 
-def place(job: Job, nodes: Sequence[NodeState]) -> Job:
+def place_job(job: Job, nodes: Sequence[NodeState]) -> Job:
     """Return the job without the nodes that the settings exclude, and with its GPU type if known.
 
     A job that names a node only runs there; one that names none may run on any node of its partition.
@@ -98,7 +98,7 @@ def place(job: Job, nodes: Sequence[NodeState]) -> Job:
 # ------------------------------------------------------------------------
 
 
-def unusable(nodes: Sequence[NodeState]) -> str:
+def describe_unusable(nodes: Sequence[NodeState]) -> str:
     """Describe the nodes that accept no job, by state and the admin's reason: "n1, n2 are drained (new driver)"."""
     found: dict[tuple[str, str], list[str]] = {}
     for node in nodes:
@@ -127,7 +127,7 @@ def none_usable(nodes: Sequence[NodeState]) -> str:
     gpu_nodes = [n for n in nodes if n.gpus]
     if not gpu_nodes or any(n.usable for n in gpu_nodes):
         return ""
-    return f"no node with GPUs can be used now: {unusable(gpu_nodes)}"
+    return f"no node with GPUs can be used now: {describe_unusable(gpu_nodes)}"
 
 
 def gpus_in_words(nodes: Sequence[NodeState], own: int) -> str:
@@ -139,5 +139,5 @@ def gpus_in_words(nodes: Sequence[NodeState], own: int) -> str:
     total = sum(n.gpus for n in nodes if n.usable)
     used = total - sum(n.gpus_free for n in nodes if n.usable)
     of_ours = f", {own} of them by evalspan" if own else ""
-    said = (f"{used} of {total} GPUs are used{of_ours}" if total else "", unusable(nodes))
+    said = (f"{used} of {total} GPUs are used{of_ours}" if total else "", describe_unusable(nodes))
     return "; ".join(filter(None, said))

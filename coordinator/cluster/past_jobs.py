@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from coordinator.cluster import ClusterError
 from coordinator.cluster.slurm_accounts import parse_rows
-from coordinator.cluster.slurm_limits import ends
+from coordinator.cluster.slurm_limits import remedy_of
 from coordinator.cluster.slurm_parse import PHASES
 from coordinator.cluster.slurm_rules import Ask
 
@@ -52,14 +52,14 @@ def look_up(job_id: str, ask: Ask, sure: Collection[str]) -> PastJob | None:
         shown = ask(["scontrol", "--oneliner", "show", "job", job_id]).strip().splitlines()
         now = dict(re.findall(r"(\w+)=(.*?)(?= \w+=|$)", shown[0])) if shown else {}
     except ClusterError as error:
-        if ends(str(error)) != "gone":
+        if remedy_of(str(error)) != "gone":
             raise
     rows: list[dict[str, str]] = []
     if not now or PastJob(now.get("JobState", ""), "", "", ()).has_ended:
         try:
             rows = parse_rows(ask(["sacct", "-j", job_id, "-P", "-n", "-o", FIELDS]), FIELDS)
         except ClusterError as error:
-            if not now and ends(str(error)) == "away":  # its end is unknown so far
+            if not now and remedy_of(str(error)) == "away":  # its end is unknown so far
                 raise
     if not now and not rows:
         return None

@@ -22,12 +22,12 @@ from coordinator.cluster.slurm_parse import NodeRow, job_state
 GPU = "gres/gpu"
 
 
-def jobs(pyslurm: Any, token: str) -> Iterable[JobState]:
+def query_jobs(pyslurm: Any, token: str) -> Iterable[JobState]:
     """Yield this user's jobs whose comment has `token`: each member of an array, as in `parse_queue`."""
     for job in pyslurm.Jobs.load().values():
         if job.user_id != os.getuid() or not is_ours(_comment(job), token):
             continue
-        for member in members(job.array_task_id, job.array_tasks_waiting):
+        for member in array_members(job.array_task_id, job.array_tasks_waiting):
             yield job_state(
                 job_id=str(job.array_id or job.id),
                 name=job.name or "",
@@ -47,7 +47,7 @@ def _comment(job: Any) -> str:
         return ""
 
 
-def members(number: int | None, waiting: str | None) -> list[int]:
+def array_members(number: int | None, waiting: str | None) -> list[int]:
     """Return the array members in one of pyslurm's jobs, which combines all pending ones. [0] outside of arrays.
 
     pyslurm gives None for the number 0, so a started job without a number is member 0.
@@ -60,7 +60,7 @@ def members(number: int | None, waiting: str | None) -> list[int]:
     return found
 
 
-def nodes(pyslurm: Any) -> Iterable[NodeRow]:
+def query_nodes(pyslurm: Any) -> Iterable[NodeRow]:
     """Yield each node in each of its partitions, as in `parse_sinfo`."""
     partitions = {part.name: part for part in pyslurm.Partitions.load().values()}
     return [
@@ -129,8 +129,8 @@ def state_long(state: str) -> str:
 
 
 QUERIES: Mapping[str, Callable[..., Iterable[Any]]] = {
-    "jobs": jobs,
-    "nodes": nodes,
+    "jobs": query_jobs,
+    "nodes": query_nodes,
     "version": lambda _: (),
 }
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from coordinator.cluster import Job, NodesJob, Purpose, RefusedError, nodes_of
-from coordinator.cluster.job_environment import INDEX
+from coordinator.cluster.job_environment import INDEX_VARIABLE
 from coordinator.config.checks import GPU_REQUEST
 from coordinator.config.schema import Config, RoleConfig
 
@@ -91,7 +91,7 @@ def is_ours(comment: str, token: str) -> bool:
     return comment == token or comment.startswith(f"{token}/")
 
 
-def quote(word: str) -> str:
+def quote_word(word: str) -> str:
     """Quote a word for bash in printable ASCII, since sbatch refuses DOS line breaks and locales differ.
 
     Non-UTF-8 bytes (Python's surrogate escapes) are kept. Raise ValueError for a NUL.
@@ -115,13 +115,13 @@ def batch_script(job: Job, log_mode: int = 0o600) -> str:
     lines = ["#!/bin/bash", "set -eu"]
     own = "/proc/self/fd/1"
     lines.append(f"if [ -f {own} ]; then chmod {log_mode:04o} {own} || :; fi")
-    lines += [f"export {name}={quote(value)}" for name, value in sorted(job.env.items())]
-    lines.append(f'export {INDEX}="${{SLURM_ARRAY_TASK_ID:-0}}"')
+    lines += [f"export {name}={quote_word(value)}" for name, value in sorted(job.env.items())]
+    lines.append(f'export {INDEX_VARIABLE}="${{SLURM_ARRAY_TASK_ID:-0}}"')
     lines.append("unset SLURM_JWT")  # sbatch needs this key, jobs do not
     # a process that dies must not end the others, which report what they saw
     each = ["srun", "--kill-on-bad-exit=0", f"--cpus-per-task={job.cpus}"]
     start = each if isinstance(job, NodesJob) else []
-    lines.append(f"exec {' '.join(quote(word) for word in (*start, *job.argv))}")
+    lines.append(f"exec {' '.join(quote_word(word) for word in (*start, *job.argv))}")
     return "\n".join(lines) + "\n"
 
 

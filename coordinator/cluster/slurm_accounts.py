@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from coordinator.cluster.slurm_limits import NAMES, PARTITION_QOS, Limit
+from coordinator.cluster.slurm_limits import LIMIT_NAMES, PARTITION_QOS, Limit
 from coordinator.cluster.slurm_parse import seconds_of
 
 USER_FORMAT = (
@@ -95,7 +95,7 @@ class Accounting:
 
 
 def _limits(holder: str, fields: Mapping[str, str]) -> Iterator[Limit]:
-    for key, name in NAMES.items():
+    for key, name in LIMIT_NAMES.items():
         text = fields.get(key, "")
         seconds = seconds_of(text)
         amounts = {"wall": seconds} if seconds is not None else parse_tres(text)

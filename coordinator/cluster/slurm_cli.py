@@ -20,11 +20,11 @@ from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import ClusterError, Job, JobState, NodeState, RefusedError
 from coordinator.cluster import slurm_parse as text
 from coordinator.cluster.job_environment import client_environment, submission_environment
-from coordinator.cluster.node_choice import place
+from coordinator.cluster.node_choice import place_job
 from coordinator.cluster.pyslurm_queries import GPU
 from coordinator.cluster.sbatch_text import SlurmOptions, batch_script, sbatch_arguments
 from coordinator.cluster.slurm_accounts import Accounting
-from coordinator.cluster.slurm_limits import ends, failure
+from coordinator.cluster.slurm_limits import remedy_of, submission_error
 from coordinator.cluster.slurm_parse import NodeRow
 from coordinator.cluster.slurm_rules import SiteRules, ask_accounting, ask_rules, within_limits
 
@@ -59,7 +59,7 @@ class SlurmCli:
         try:
             out = self.ask(words, stdin=script, env=env)
         except ClusterError as error:
-            raise failure(str(error)) from error
+            raise submission_error(str(error)) from error
         last = out.strip().rpartition("\n")[2]  # a wrapper of the site may print lines first
         job_id = last.split(";", 1)[0]  # "id;cluster" on sites with several clusters
         if not job_id.isdigit():
@@ -107,7 +107,7 @@ class SlurmCli:
         """
         if self._nodes is None:
             self.nodes()
-        return within_limits(place(job, self._nodes or ()), self.options, self.rules(), self._accounting)
+        return within_limits(place_job(job, self._nodes or ()), self.options, self.rules(), self._accounting)
 
     def rules(self) -> SiteRules:
         """Return the rules, queried with accounting every LIMITS_SECONDS; if Slurm does not answer, the last ones.
@@ -139,9 +139,9 @@ class SlurmCli:
         try:
             self.ask(words, stdin=batch_script(job, self.options.log_mode))
         except ClusterError as error:
-            if error.stderr is None or ends(str(error)) == "away":
+            if error.stderr is None or remedy_of(str(error)) == "away":
                 raise
-            if ends(str(error)) != "time":  # otherwise it would wait
+            if remedy_of(str(error)) != "time":  # otherwise it would wait
                 raise RefusedError(str(error)) from error
 
     def _node_rows(self) -> list[text.NodeRow]:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from coordinator.cluster import ClusterError, LimitError, RefusedError
 
-Ends = Literal["time", "settings", "node", "away", "gone", ""]
+Remedy = Literal["time", "settings", "node", "away", "gone", ""]
 """What ends it: time or the end of other jobs; other settings; those or another node. "away": the controller was not reached,
 so it may or may not have the job. "gone": the job has ended. "": not in the table.
 """
@@ -23,7 +23,7 @@ so it may or may not have the job. "gone": the job has ended. "": not in the tab
 class Rule:
     """One rule of Slurm, with its messages."""
 
-    ends: Ends
+    ends: Remedy
     reason: str = ""  # squeue's reason for a pending job
     means: str = ""  # the reason in plain words, with a remedy
     errors: tuple[str, ...] = ()  # substrings of commands' errors, in lower case
@@ -127,7 +127,7 @@ RESOURCES = {
     "wall": Resource("Wall", "", "time", "the --time in [cluster] extra_args"),
 }
 """TRES of sacctmgr, "jobs" or "wall" -> its description."""
-NAMES = {
+LIMIT_NAMES = {
     "mintres": "MinTRES",
     "maxtres": "MaxTRES",
     "maxtrespernode": "MaxTRESPerNode",
@@ -189,7 +189,7 @@ def _rule_of(words: str) -> Rule | None:
     return next((rule for rule in RULES if any(phrase in lower for phrase in rule.errors)), None)
 
 
-def ends(words: str) -> Ends:
+def remedy_of(words: str) -> Remedy:
     """Return what ends an error of a command. Slurm has one error for all limits; the printed reason is more specific."""
     rule = _rule_of(words)
     found = rule.ends if rule else ""
@@ -201,13 +201,13 @@ def _never_in(words: str) -> str:
     return next((word for word in re.findall(r"\w+", words) if never_starts(word)), "")
 
 
-def failure(words: str) -> ClusterError:
+def submission_error(words: str) -> ClusterError:
     """Return the error for a failed submission's message."""
-    kind, never = ends(words), _never_in(words)
+    kind, never = remedy_of(words), _never_in(words)
     if kind == "time":
         return LimitError(words)
     if kind in ("settings", "node"):
-        return RefusedError(f"{in_words(never)}: {words}" if never else words, of_node=kind == "node")
+        return RefusedError(f"{limit_in_words(never)}: {words}" if never else words, of_node=kind == "node")
     return ClusterError(words)
 
 
@@ -229,7 +229,7 @@ def _rule_of_reason(reason: str) -> Rule | None:
     return next((rule for said, rule in _REASONS.items() if " " in said and said in words), None)
 
 
-def in_words(reason: str) -> str:
+def limit_in_words(reason: str) -> str:
     """Describe what a pending job waits for; "" for Slurm's "None": not yet considered."""
     reason = reason.strip()
     if reason in ("", "None"):

@@ -13,9 +13,9 @@ from datetime import datetime
 from typing import Any
 
 from coordinator.cluster import ClusterError, JobPhase, JobState, NodeState
-from coordinator.cluster.node_choice import choose, exclude
+from coordinator.cluster.node_choice import apply_node_settings, exclude_node
 from coordinator.cluster.sbatch_text import SlurmOptions, is_ours
-from coordinator.cluster.slurm_limits import ends
+from coordinator.cluster.slurm_limits import remedy_of
 
 FIELD_END, RECORD_END = (
     "\x1f",
@@ -80,7 +80,7 @@ PHASES: dict[str, JobPhase] = {
 USABLE_STATES = frozenset({"idle", "mixed", "allocated", "completing", "planned"})
 # sinfo's marks of unusable nodes: not responding, power changes, maintenance, reboot; not "-" (planned).
 BAD_MARKS = "*~#!%$@^"
-ASLEEP = "~#"  # of a node that is powered down or booting
+POWER_DOWN_MARKS = "~#"  # of a node that is powered down or booting
 
 
 def own_words(stderr: str) -> str:
@@ -90,7 +90,7 @@ def own_words(stderr: str) -> str:
 
 def not_cancelled(stderr: str) -> str:
     """Return errors of `scancel` other than those about jobs that are gone; "" if none."""
-    return own_words("\n".join(line for line in stderr.splitlines() if ends(line) != "gone"))
+    return own_words("\n".join(line for line in stderr.splitlines() if remedy_of(line) != "gone"))
 
 
 def parse_queue(text: str, token: str | None) -> list[JobState]:
@@ -170,16 +170,16 @@ def nodes_of(listed: Iterable[NodeRow], options: SlurmOptions) -> list[NodeState
         if trials.isdisjoint(names):
             node = replace(node, gpus=0, gpus_free=0, gpu_type="")
         if staging and node.gpus and not node.best_effort and staging.isdisjoint(node.partitions):
-            nodes.append(exclude(node, "[slurm.precursor] partition"))
+            nodes.append(exclude_node(node, "[slurm.precursor] partition"))
         else:
-            nodes.append(choose(node, options.settings))
+            nodes.append(apply_node_settings(node, options.settings))
     return nodes
 
 
 def _usable(row: NodeState, options: SlurmOptions) -> bool:
     base = row.state.lower().rstrip(BAD_MARKS + "-+")
     good = base in USABLE_STATES or (options.settings.cluster.reservation is not None and base == "reserved")
-    bad = set(BAD_MARKS) - set(ASLEEP if options.settings.nodes.wake else "")
+    bad = set(BAD_MARKS) - set(POWER_DOWN_MARKS if options.settings.nodes.wake else "")
     return good and row.usable and not set(row.state) & bad
 
 

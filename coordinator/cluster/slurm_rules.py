@@ -35,8 +35,8 @@ SACCTMGR_SECONDS = 30.0  # of one `sacctmgr`
 HOLDER_MEMORY_MB = 512  # MiB of the precursor in the check
 GPU_REQUESTS = (GPU_REQUEST, "--gres=gpu:{type}:{n}", "--gpus-per-node={n}", "--gpus-per-node={type}:{n}")
 FEW_WORKERS = 8  # minimum of metric workers, if the partition has the cores
-PRIVATE = "/dev/shm is private to each job"
-ENDING = ("REQUEUE", "CANCEL")  # PreemptMode of a partition whose preempted jobs end
+PRIVATE_SHM_REASON = "/dev/shm is private to each job"
+ENDING_PREEMPT_MODES = ("REQUEUE", "CANCEL")  # PreemptMode of a partition whose preempted jobs end
 _ALLOWED = ("AllowAccounts", "DenyAccounts", "AllowQos", "DenyQos")
 _UNSET = frozenset({"", "(null)", "N/A", "n/a", "none", "NONE", "UNLIMITED", "INFINITE"})
 
@@ -91,7 +91,9 @@ class SiteRules:
         if self.config.get("PreemptType") != "preempt/partition_prio":
             return frozenset()
         highest = max((p.tier for p in self.partitions if p.up), default=0)
-        return frozenset(p.name for p in self.partitions if p.preempt_mode in ENDING and p.tier < highest)
+        return frozenset(
+            p.name for p in self.partitions if p.preempt_mode in ENDING_PREEMPT_MODES and p.tier < highest
+        )
 
     def number(self, key: str) -> int | None:
         """Return a number of `scontrol show config`; None if it is unset or not a number."""
@@ -186,11 +188,11 @@ def host_reason(rules: SiteRules, partition: str | None, refusal: str, *, stage:
     if refusal and not setting_of(refusal):
         return f"no job without a GPU is taken beside the trials ({refusal})"
     plugin = private_memory(rules.config)
-    return f"{PRIVATE} ({plugin})" if plugin else ""
+    return f"{PRIVATE_SHM_REASON} ({plugin})" if plugin else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wants:
+class NodeNeeds:
     """Requests of an evaluation's jobs on a node. Memory in MiB."""
 
     precursor_mb: int
@@ -199,7 +201,9 @@ class Wants:
     trial_gpus: int
 
 
-def crowding(rules: SiteRules, partition: str | None, nodes: Iterable[NodeState], wants: Wants) -> str:
+def crowding_reason(
+    rules: SiteRules, partition: str | None, nodes: Iterable[NodeState], wants: NodeNeeds
+) -> str:
     """Return why a precursor would keep trials off its node while one job could host all of them; otherwise "".
 
     Slurm raises a job's CPUs to its memory / MaxMemPerCPU, so a large model's precursor gets many. Observed on 22.05: a job
@@ -293,7 +297,7 @@ def ask_accounting(rules: SiteRules, ask: Ask = ask_slurm) -> Accounting | None:
     return Accounting(associations=own, accounts=accounts, qos=qos)
 
 
-PRECURSOR = Job(
+SAMPLE_PRECURSOR = Job(
     name="evalspan-check-stage", argv=("true",), log="/dev/null", memory_mb=HOLDER_MEMORY_MB, purpose="stage"
 )
 
@@ -307,7 +311,7 @@ def refusal_of(cluster: Cluster, job: Job) -> str:
     return ""
 
 
-def precursor_refusal(cluster: Cluster, nodes: Sequence[str], job: Job = PRECURSOR) -> str:
+def precursor_refusal(cluster: Cluster, nodes: Sequence[str], job: Job = SAMPLE_PRECURSOR) -> str:
     """Return the cluster's refusal of a precursor on a GPU node for lack of a GPU; otherwise "".
 
     A node that also refuses such a trial with a GPU (a reservation, memory, a limit) proves nothing, so the second node is
@@ -320,15 +324,17 @@ def precursor_refusal(cluster: Cluster, nodes: Sequence[str], job: Job = PRECURS
     return ""
 
 
-def refusing(clusters: Mapping[str, Cluster]) -> dict[str, str]:
+def refusing_partitions(clusters: Mapping[str, Cluster]) -> dict[str, str]:
     """Return partitions that accept this user's job neither with nor without a GPU, with Slurm's message.
 
     `clusters`: one per partition.
 
     For instance those of other groups, accounts or QOS. Raise ClusterError.
     """
-    with_gpu = replace(PRECURSOR, gpus=1)
-    found = {name: refusal_of(c, PRECURSOR) and refusal_of(c, with_gpu) for name, c in clusters.items()}
+    with_gpu = replace(SAMPLE_PRECURSOR, gpus=1)
+    found = {
+        name: refusal_of(c, SAMPLE_PRECURSOR) and refusal_of(c, with_gpu) for name, c in clusters.items()
+    }
     return {name: words for name, words in found.items() if words}
 
 
@@ -354,7 +360,7 @@ def request_taken(cluster_with: Callable[[str], Cluster]) -> str | None:
 
     `cluster_with`: creates a cluster that uses this form. Raise ClusterError.
     """
-    trial = replace(PRECURSOR, gpus=1, purpose="trial")
+    trial = replace(SAMPLE_PRECURSOR, gpus=1, purpose="trial")
     return next((form for form in GPU_REQUESTS if not refusal_of(cluster_with(form), trial)), None)
 
 
@@ -373,11 +379,11 @@ class Hosting:
     listed: tuple[NodeState, ...] = ()
     free: bool = True
 
-    def reason_for(self, wants: Wants) -> str:
+    def reason_for(self, wants: NodeNeeds) -> str:
         """Return why one job must host a node's trials of such an evaluation; "" if a precursor serves."""
         if self.reason or self.rules is None or not self.free:
             return self.reason
-        return crowding(self.rules, self.partition, self.nodes, wants)
+        return crowding_reason(self.rules, self.partition, self.nodes, wants)
 
     @property
     def array_size(self) -> int | None:
@@ -385,7 +391,7 @@ class Hosting:
         most = None if self.rules is None else self.rules.number("MaxArraySize")
         return None if most is None else max(1, most)
 
-    def workers_that_fit(self, wants: Wants, cpus: int, memory_mb: int = 0) -> int | None:
+    def workers_that_fit(self, wants: NodeNeeds, cpus: int, memory_mb: int = 0) -> int | None:
         """Return how many metric workers of `cpus` and `memory_mb` (MiB) their partition can run beside its trials.
 
         At least FEW_WORKERS if the partition has the cores and the memory, since more may pend in Slurm's queue. None if the

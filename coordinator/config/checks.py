@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 GPU_REQUEST = "--gres=gpu:{n}"  # default arguments that request a job's GPUs
-ENTRY = re.compile(r"(?:[^\[\],\s]|\[[^\[\]\s]*\])+")  # of a hostlist; commas in brackets are part of it
+HOSTLIST_ENTRY = re.compile(
+    r"(?:[^\[\],\s]|\[[^\[\]\s]*\])+"
+)  # of a hostlist; commas in brackets are part of it
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
 _TIME = re.compile(r"(?:(\d+)-)?(\d{1,2}):(\d\d):(\d\d)")
 
@@ -68,7 +70,7 @@ def check_age(text: str) -> str:
 
 def check_hostlist(text: str) -> str:
     """Return `text`. Raise ValueError unless it is a Slurm hostlist, such as "gpu[01-04,7],n1"."""
-    if ",".join(ENTRY.findall(text)) != text or not text:
+    if ",".join(HOSTLIST_ENTRY.findall(text)) != text or not text:
         raise ValueError(f'Slurm hostlists such as "gpu[01-04],n7" (not {text!r})')
     for ranges in re.findall(r"\[(.*?)\]", text):
         for part in ranges.split(","):

@@ -24,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from coordinator.config import toml
-from coordinator.config.schema import Config, SlurmConfig, settings
+from coordinator.config.schema import Config, SlurmConfig, all_settings
 from coordinator.errors import OperatorError
 
 FILE_NAME = "evalspan.toml"
@@ -33,7 +33,7 @@ MODEL_ARGS = "trial.model_args"
 FOR_SLURM = ("partition", "cpu_partition", "account", "qos", "nice", "reservation", "extra_args")  # [cluster]
 
 # dotted key -> its command-line option
-OPTIONS = {
+OPTION_OF_SETTING = {
     "work_dir": "--work-dir",
     "cluster.kind": "--cluster",
     "cluster.partition": "--partition",
@@ -48,7 +48,11 @@ OPTIONS = {
 
 def _said_by(key: str) -> str:
     """Return what set this dotted key, for a message: the command-line option, otherwise `settings` of a call."""
-    return "--model-args" if key.startswith(f"{MODEL_ARGS}.") else OPTIONS.get(key, f"settings {key!r}")
+    return (
+        "--model-args"
+        if key.startswith(f"{MODEL_ARGS}.")
+        else OPTION_OF_SETTING.get(key, f"settings {key!r}")
+    )
 
 
 def _in_defaults(_location: toml.Location) -> str:
@@ -56,20 +60,20 @@ def _in_defaults(_location: toml.Location) -> str:
     return "the defaults"
 
 
-def load(
+def load_config(
     path: Path | None, environ: Mapping[str, str], overrides: Mapping[str, object] | None = None
 ) -> Config:
     """Return the settings of this process, checked once.
 
-    `path`: from --config (None: searched, see `find`). `overrides`: dotted key ("cluster.partition") -> value from the
+    `path`: from --config (None: searched, see `find_config_file`). `overrides`: dotted key ("cluster.partition") -> value from the
     command line; None: not given. Raise OperatorError, which names file and line, variable or option.
     """
-    file = find(path, environ)
+    file = find_config_file(path, environ)
     data: dict[str, Any] = {"work_dir": Config.model_fields["work_dir"].default}
     in_file: toml.Where = _in_defaults
     if file is not None:
-        read, text = toml.read(file)
-        in_file = toml.in_file(file, text)
+        read, text = toml.read_toml(file)
+        in_file = toml.file_locations(file, text)
         data |= _absolute(read, file.parent)
     given: dict[toml.Location, object] = {
         tuple(key.split(".")): value
@@ -84,7 +88,7 @@ def load(
         _put(data, location, value)
         said[location] = source
     _over_roles(data, given)
-    named = [location for location, _ in settings() if _is_for_slurm(location) and _has(data, location)]
+    named = [location for location, _ in all_settings() if _is_for_slurm(location) and _has(data, location)]
     if named and not _has(data, ("cluster", "kind")):
         # a partition or an account implies Slurm; a file with them can still be used with --cluster local
         _put(data, ("cluster", "kind"), "slurm")
@@ -93,19 +97,19 @@ def load(
         tables = (location[:length] for length in range(len(location), 0, -1))
         return next((said[table] for table in tables if table in said), "") or in_file(location)
 
-    config = toml.check(Config, _absolute(data, Path.cwd()), where)
+    config = toml.validate_table(Config, _absolute(data, Path.cwd()), where)
     # if the file selects local, a variable does not override that
     typed = given if ("cluster", "kind") in said else said
     for location in named if config.cluster.kind == "local" else ():
         if location in typed:
             raise OperatorError(
-                f"{where(location)}: {toml.name(location[:-1])} {location[-1]} is for Slurm, and jobs would run on this machine: "
+                f"{where(location)}: {toml.table_header(location[:-1])} {location[-1]} is for Slurm, and jobs would run on this machine: "
                 f'add --cluster slurm, or set kind = "slurm" in [cluster] of {FILE_NAME}'
             )
     return config
 
 
-def find(path: Path | None, environ: Mapping[str, str]) -> Path | None:
+def find_config_file(path: Path | None, environ: Mapping[str, str]) -> Path | None:
     """Return the first of --config, $EVALSPAN_CONFIG, ./evalspan.toml, ~/.config/evalspan.toml; or None.
 
     Raise OperatorError if a named file is missing.
@@ -129,8 +133,8 @@ def source_of(path: Path | None, environ: Mapping[str, str], *location: str) -> 
     variable = PREFIX + "_".join(location).upper()
     if environ.get(variable):
         return f"${variable}"
-    file = find(path, environ)
-    line = toml.line_of(toml.read(file)[1], location) if file is not None else None
+    file = find_config_file(path, environ)
+    line = toml.line_of(toml.read_toml(file)[1], location) if file is not None else None
     return f"{file}, line {line}" if line is not None else ""
 
 
@@ -156,12 +160,12 @@ def _has(data: Any, location: tuple[str, ...]) -> bool:
 
 
 def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[toml.Location, str, object]]:
-    for location, field in settings():
+    for location, field in all_settings():
         variable = PREFIX + "_".join(location).upper()
         if environ.get(variable):
             yield location, f"${variable}", _value(environ[variable], field)
-    known = {PREFIX + "_".join(location).upper() for location, _ in settings()}
-    sections = {location[0] for location, _ in settings() if len(location) > 1}
+    known = {PREFIX + "_".join(location).upper() for location, _ in all_settings()}
+    sections = {location[0] for location, _ in all_settings() if len(location) > 1}
     for variable in sorted(environ.keys() - known):
         section, _, key = variable.removeprefix(PREFIX).lower().partition("_")
         if variable.startswith(PREFIX) and section in sections:
@@ -200,7 +204,7 @@ def _absolute(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         return str((folder / Path(value).expanduser()).absolute()) if isinstance(value, str | Path) else value
 
     changed: dict[str, Any] = json.loads(json.dumps(data, default=str))
-    for location, field in settings():
+    for location, field in all_settings():
         if not _has(changed, location):
             continue
         *tables, key = location

@@ -43,7 +43,7 @@ SbatchOptions = Annotated[tuple[str, ...], AfterValidator(check_extra_args)]
 Place = Annotated[Path, PlainSerializer(str)]
 
 
-def example(value: Any, **bounds: Any) -> Any:
+def example_value(value: Any, **bounds: Any) -> Any:
     """Return a field that is unset by default. `value`: what the template shows."""
     return Field(None, examples=[value], **bounds)
 
@@ -55,17 +55,17 @@ class ClusterConfig(Record):
     """where jobs run: "local": as processes on this machine; "slurm": as Slurm jobs"""
     api: Literal["cli", "pyslurm"] = "cli"
     """how Slurm is called; "pyslurm" needs `pip install evalspan[slurm]` and Slurm 25.11"""
-    partition: str | None = example("gpu")
+    partition: str | None = example_value("gpu")
     """partition of jobs with GPUs; default: the site's"""
-    cpu_partition: str | None = example("cpu")
+    cpu_partition: str | None = example_value("cpu")
     """partition of jobs without GPUs; default: partition"""
-    account: str | None = example("my-account")
+    account: str | None = example_value("my-account")
     """Slurm account of all jobs; default: the site's"""
-    qos: str | None = example("my-qos")
+    qos: str | None = example_value("my-qos")
     """QOS of all jobs; default: the site's"""
-    nice: Count | None = example(100)
+    nice: Count | None = example_value(100)
     """sbatch's --nice, so that jobs yield to the site's others"""
-    reservation: str | None = example("my-res")
+    reservation: str | None = example_value("my-res")
     """reservation that all jobs run in"""
     extra_args: SbatchOptions = ()
     """additional options for every sbatch, e.g. ["--exclusive=user"]"""
@@ -73,18 +73,18 @@ class ClusterConfig(Record):
     """additional variables to pass to jobs, e.g. ["SITE_*"] (docs/site/slurm.md#variables-that-jobs-get)"""
     poll_seconds: float = Field(10.0, ge=1)
     """seconds between two listings of the cluster's jobs; nodes: 1.5 times that"""
-    slots: Positive | None = example(2)
+    slots: Positive | None = example_value(2)
     """concurrent trials with kind "local"; default: one per GPU, or two without GPUs"""
 
 
 class RoleConfig(Record):
     """Slurm options for the jobs of one role, overriding [cluster]; their extra_args are appended to those of [cluster]."""
 
-    partition: str | None = example("gpu")
+    partition: str | None = example_value("gpu")
     """partition of these jobs; default: that of [cluster]"""
-    account: str | None = example("my-account")
+    account: str | None = example_value("my-account")
     """account of these jobs; default: that of [cluster]"""
-    qos: str | None = example("my-qos")
+    qos: str | None = example_value("my-qos")
     """QOS of these jobs; default: that of [cluster]"""
     extra_args: SbatchOptions = ()
     """options of sbatch, after those of [cluster]"""
@@ -108,11 +108,11 @@ class SlurmConfig(Record):
 class TrialConfig(Record):
     """How a trial loads the model, and its resources."""
 
-    python: str | None = example("/path/python")
+    python: str | None = example_value("/path/python")
     """interpreter with your torch or vLLM; default: evalspan's own"""
-    prologue: str | None = example("module load cuda")
+    prologue: str | None = example_value("module load cuda")
     """shell lines to run before the interpreter in builds, precursors, trials and metric workers"""
-    container: str | None = example("apptainer exec --nv image.sif")
+    container: str | None = example_value("apptainer exec --nv image.sif")
     """command prefix of the interpreter"""
     env: dict[str, str] = Field({})
     """environment variables of the jobs, e.g. { NCCL_DEBUG = "WARN" }"""
@@ -126,15 +126,15 @@ class TrialConfig(Record):
     """GPUs per trial"""
     cpus: Positive = 1
     """CPU cores per trial"""
-    memory_mb: Positive | None = example(16384)
+    memory_mb: Positive | None = example_value(16384)
     """MB of memory that a trial requests; default: 4096 plus what the weights need"""
-    threads: Positive | None = example(1)
+    threads: Positive | None = example_value(1)
     """CPU threads per trial; default: torch's own choice"""
-    device: str | None = example("cpu")
+    device: str | None = example_value("cpu")
     """torch device of trials; default: cuda if the job has a GPU"""
     time_limit: TimeLimit = "4:00:00"
     """longest time limit of a trial; trials request what their work is predicted to take"""
-    hung_seconds: float | None = example(900.0, gt=0)
+    hung_seconds: float | None = example_value(900.0, gt=0)
     """seconds without progress after which a trial is ended and its shard moves to another; default: 900, vllm 1800"""
     redis_patience_seconds: float = Field(600.0, ge=0)
     """seconds that an idle trial waits for an unreachable Redis; a requeued coordinator's returns after 2 minutes"""
@@ -149,7 +149,7 @@ class PlanConfig(Record):
 
     policy: Literal["evalspan", "round-robin"] = "evalspan"
     """planning policy; "round-robin": sets sorted by prior, dealt round-robin to trials (Hu et al., NSDI 2024)"""
-    steal: bool | None = example(True)
+    steal: bool | None = example_value(True)
     """whether a trial without shards takes another's; default: true, with "round-robin" false"""
 
     @property
@@ -183,28 +183,28 @@ class StageConfig(Record):
 class RedisConfig(Record):
     """The site's Redis server if `url` is set; otherwise evalspan starts its own."""
 
-    url: str | None = example("rediss://redis.site:6380/0")
+    url: str | None = example_value("rediss://redis.site:6380/0")
     """the site's server; default: evalspan starts its own"""
-    bind: str | None = example("10.0.0.1")
+    bind: str | None = example_value("10.0.0.1")
     """address of evalspan's server; default: the one that compute nodes can reach"""
     port: int = Field(0, ge=0, le=65535)
     """port of evalspan's server; 0: any free port"""
-    username: str | None = example("evalspan")
+    username: str | None = example_value("evalspan")
     """ACL user on the site's server"""
-    password_file: Place | None = example("redis.password")
+    password_file: Place | None = example_value("redis.password")
     """file with that user's password, mode 0600"""
-    ca_file: Place | None = example("site-ca.pem")
+    ca_file: Place | None = example_value("site-ca.pem")
     """CA certificates for rediss://; default: the system's"""
-    cert_file: Place | None = example("client.pem")
+    cert_file: Place | None = example_value("client.pem")
     """client certificate, if the server requires one"""
-    key_file: Place | None = example("client.key")
+    key_file: Place | None = example_value("client.key")
     """private key of that certificate"""
 
 
 class MetricConfig(Record):
     """CPU workers that execute programs and score; the plan chooses their number, up to `workers`."""
 
-    workers: Positive | None = example(16)
+    workers: Positive | None = example_value(16)
     """maximum number of metric workers; default: what the partition's cores hold, at most 64"""
     cpus: Positive = 1
     """CPU cores per metric worker"""
@@ -229,7 +229,7 @@ class WatchConfig(Record):
     """members of shared_group may only submit checkpoints below these and `folders`, e.g. ["/shared"]"""
     suites: tuple[Place, ...] = ()
     """suite files that the hook may name, e.g. ["suites/mine.toml"], named "mine"."""
-    suite: str | None = example("core")
+    suite: str | None = example_value("core")
     """suite of checkpoints announced without a suite"""
 
     @field_validator("suite")
@@ -242,15 +242,15 @@ class WatchConfig(Record):
 class BorrowConfig(Record):
     """How much of the cluster evalspan may take."""
 
-    max_nodes: Positive | None = example(4)
+    max_nodes: Positive | None = example_value(4)
     """maximum number of nodes for all evaluations together; default: no limit"""
-    max_gpus: Positive | None = example(16)
+    max_gpus: Positive | None = example_value(16)
     """maximum number of GPUs for all evaluations together; default: no limit"""
     leave_nodes_free: Count = 0
     """idle nodes to leave free for others"""
-    best_effort: str | None = example("scavenge")
+    best_effort: str | None = example_value("scavenge")
     """partitions with preemptible jobs, for nodes outside of [cluster] partition"""
-    best_effort_qos: str | None = example("low")
+    best_effort_qos: str | None = example_value("low")
     """QOS of jobs there; default: [cluster] qos"""
 
 
@@ -278,24 +278,24 @@ class CheckpointConfig(Record):
 
     allow_bin: bool = False
     """true: accept pickled weights, which can run code when loaded"""
-    convert: Annotated[str, AfterValidator(check_conversion)] | None = example(
+    convert: Annotated[str, AfterValidator(check_conversion)] | None = example_value(
         "python dcp_to_hf.py {src} {dst}"
     )
     """command that converts training's own format {src} to a Hugging Face folder {dst}, without a shell; a CPU job, cached"""
-    convert_memory_mb: Positive | None = example(65536)
+    convert_memory_mb: Positive | None = example_value(65536)
     """MB of memory that a conversion requests; default: twice the checkpoint plus 4 GB"""
 
 
 class TrackersConfig(Record):
     """Trackers that receive each ended evaluation; each needs its package (docs/results/trackers.md)."""
 
-    tensorboard_dir: Place | None = example("tb")
+    tensorboard_dir: Place | None = example_value("tb")
     """folder for TensorBoard event files"""
-    wandb_project: str | None = example("pretraining")
+    wandb_project: str | None = example_value("pretraining")
     """W&B project; offline runs are stored in the work folder below trackers/"""
     wandb_mode: Literal["offline", "online"] = "offline"
     """when to send to W&B; "online": immediately"""
-    mlflow_uri: str | None = example("http://mlflow.site:5000")
+    mlflow_uri: str | None = example_value("http://mlflow.site:5000")
     """MLflow server, or file:///path of a file store"""
     mlflow_experiment: str = "evalspan"
     """MLflow experiment name"""
@@ -306,7 +306,7 @@ class RetentionConfig(Record):
     (docs/site/disk.md).
     """
 
-    keep: Literal["scores", "responses"] | None = example("scores")
+    keep: Literal["scores", "responses"] | None = example_value("scores")
     """what to keep: "scores" only, or "responses" and samples too; default: everything"""
     older_than: Annotated[str, AfterValidator(check_age)] = "30d"
     """age, counted from an evaluation's end, such as "12h" or "8w"."""
@@ -321,7 +321,7 @@ class RetentionConfig(Record):
 class MetricsConfig(Record):
     """Prometheus metrics of the daemon (docs/results/alerts.md); requires `pip install 'evalspan[metrics]'`."""
 
-    listen: Annotated[str, AfterValidator(check_address)] | None = example("127.0.0.1:9464")
+    listen: Annotated[str, AfterValidator(check_address)] | None = example_value("127.0.0.1:9464")
     """HOST:PORT that Prometheus scrapes; default: no metrics"""
 
 
@@ -330,11 +330,13 @@ class NotifyConfig(Record):
 
     command: tuple[str, ...] = Field((), examples=[["/home/me/tell"]])
     """program and arguments; receives the JSON on standard input"""
-    webhook: Annotated[str, AfterValidator(check_web_address)] | None = example("https://chat.site/hook")
+    webhook: Annotated[str, AfterValidator(check_web_address)] | None = example_value(
+        "https://chat.site/hook"
+    )
     """URL that receives the JSON by POST"""
-    webhook_file: Place | None = example("webhook.url")
+    webhook_file: Place | None = example_value("webhook.url")
     """instead of webhook: a file, mode 0600, with a URL that must stay secret"""
-    gate: Place | None = example("policy.toml")
+    gate: Place | None = example_value("policy.toml")
     """policy file of `evalspan gate` to apply to each ended evaluation; notifications include the result"""
 
 
@@ -345,11 +347,11 @@ class Config(Record):
     """folder for journals, request sets and results, on storage that all nodes share; relative to this file, the default to
     the current folder
     """
-    shared_group: str | None = example("llm-team")
+    shared_group: str | None = example_value("llm-team")
     """Unix group that may read the work folder and submit; default: only its user"""
     backlog: Literal["all", "latest"] = "all"
     """which waiting checkpoints to evaluate: "all", or the "latest" of a folder"""
-    gpu_hour_price: float | None = example(2.10, ge=0)
+    gpu_hour_price: float | None = example_value(2.10, ge=0)
     """price in any currency; reports and trackers then show the cost of each checkpoint"""
     horizon: int = Field(100, ge=10)
     """checkpoints of a training, over which at most 5 % of trainings without a drop are falsely reported as "worse since" one"""
@@ -371,18 +373,18 @@ class Config(Record):
     notify: NotifyConfig = NotifyConfig()
 
 
-def settings(
+def all_settings(
     model: type[Record] = Config, table: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
     """Yield (keys of its tables and its own, field) of every setting, in the order of the fields."""
     for name, field in model.model_fields.items():
-        if inner := record_of(field):
-            yield from settings(inner, (*table, name))
+        if inner := settings_record(field):
+            yield from all_settings(inner, (*table, name))
         else:
             yield (*table, name), field
 
 
-def record_of(field: FieldInfo) -> type[Record] | None:
+def settings_record(field: FieldInfo) -> type[Record] | None:
     """Return the record of a field that is a table of settings, otherwise None."""
     kind = field.annotation
     return kind if isinstance(kind, type) and issubclass(kind, Record) else None

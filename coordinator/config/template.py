@@ -15,24 +15,24 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from coordinator.config.schema import Config, record_of, settings
+from coordinator.config.schema import Config, all_settings, settings_record
 from coordinator.config.toml import as_toml
 from evaljobs.contract.specs import Record
 
-HEAD = """\
+TEMPLATE_HEAD = """\
 # evalspan.toml, written by `evalspan init` for: {summary}.
 # Read from --config, $EVALSPAN_CONFIG, ./evalspan.toml or ~/.config/evalspan.toml, the first that exists.
 # Each key is also an environment variable (EVALSPAN_CLUSTER_PARTITION); the command line overrides both.
 # A line that is commented out shows the default, or an example where it says so.
 """
-WIDTH = 30  # column of the comments
+SETTING_WIDTH = 30  # column of the comments
 
 
 def default_text(summary: str, chosen: Mapping[str, tuple[Any, str]]) -> str:
     """Return an evalspan.toml for a site. `chosen`: setting ("cluster.partition") -> its value, and a comment for the reader."""
-    lines = [HEAD.format(summary=summary)]
+    lines = [TEMPLATE_HEAD.format(summary=summary)]
     table: tuple[str, ...] = ()
-    for location, field in settings():
+    for location, field in all_settings():
         if location[:-1] != table:
             table = location[:-1]
             lines += ["", f"# {text_of(table)}.", f"[{'.'.join(table)}]"]
@@ -45,8 +45,8 @@ def text_of(location: tuple[str, ...]) -> str:
     *tables, key = location
     model: type[Record] = Config
     for table in tables:
-        model = record_of(model.model_fields[table]) or model
-    inner = record_of(model.model_fields[key])
+        model = settings_record(model.model_fields[table]) or model
+    inner = settings_record(model.model_fields[key])
     text = _texts(model).get(key) or (inner and inner.__doc__) or ""
     return " ".join(text.split()).rstrip(".")
 
@@ -70,6 +70,6 @@ def _line(location: tuple[str, ...], field: FieldInfo, chosen: tuple[Any, str] |
     key, text = location[-1], text_of(location)
     if chosen is not None:
         value, note = chosen
-        return f"{key} = {as_toml(value)}".ljust(WIDTH) + f"  # {f'{note}; ' if note else ''}{text}"
+        return f"{key} = {as_toml(value)}".ljust(SETTING_WIDTH) + f"  # {f'{note}; ' if note else ''}{text}"
     value, text = (field.examples[0], f"example: {text}") if field.examples else (field.default, text)
-    return f"# {key} = {as_toml(value)}".ljust(WIDTH) + f"  # {text}"
+    return f"# {key} = {as_toml(value)}".ljust(SETTING_WIDTH) + f"  # {text}"

@@ -26,7 +26,7 @@ Location = tuple[str | int, ...]
 Where = Callable[[Location], str]  # location -> source of its value, e.g. "evalspan.toml, line 3"
 
 
-def read(path: Path) -> tuple[dict[str, Any], str]:
+def read_toml(path: Path) -> tuple[dict[str, Any], str]:
     """Read the values of a TOML file, and its text. Raise OperatorError if it is not TOML."""
     try:
         if path.stat().st_size > MOST_BYTES:
@@ -43,11 +43,11 @@ def read(path: Path) -> tuple[dict[str, Any], str]:
         raise OperatorError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def check(model: type[Model], data: Mapping[str, Any], where: Where) -> Model:
+def validate_table(model: type[Model], data: Mapping[str, Any], where: Where) -> Model:
     """Return `data` as a `model`. Raise OperatorError for the first error, or secret, with its source from `where`."""
     _refuse_secrets(data, where)
     for location, text in _texts(data):
-        if LONE.search(text):
+        if LONE_SURROGATE.search(text):
             shown = text.encode(errors="surrogateescape")
             raise OperatorError(f"{where(location)}: {shown!r} is not UTF-8: give it another name")
     try:
@@ -57,11 +57,11 @@ def check(model: type[Model], data: Mapping[str, Any], where: Where) -> Model:
         raise OperatorError(_complaint(model, data, error, where)) from error
 
 
-LONE = re.compile("[\ud800-\udfff]")  # Python's escape of a byte that is not UTF-8
-VARIABLES = ("trial", "env")  # table whose keys are names of variables
-COMMANDS = {("trial", "prologue"), ("trial", "container"), ("checkpoint", "convert")}
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # Python's escape of a byte that is not UTF-8
+VARIABLES_TABLE = ("trial", "env")  # table whose keys are names of variables
+COMMAND_SETTINGS = {("trial", "prologue"), ("trial", "container"), ("checkpoint", "convert")}
 MAY_HOLD = {("redis", "url")}  # only written to redis/address.json (mode 0600)
-INSTEAD = {
+SECRET_ALTERNATIVES = {
     "judge": "api_key_env names its variable, api_key_file its file (mode 0600)",
     "notify": "webhook_file names a file (mode 0600) with the address",
     "redis": "password_file names its file (mode 0600)",
@@ -74,23 +74,23 @@ def _refuse_secrets(data: Mapping[str, Any], where: Where) -> None:
     found = next((place for place in _secrets(data) if place not in MAY_HOLD), None)
     if found is None:
         return
-    variable = found[-1] if found[:2] == VARIABLES else "HF_TOKEN"
-    instead = INSTEAD.get(
+    variable = found[-1] if found[:2] == VARIABLES_TABLE else "HF_TOKEN"
+    instead = SECRET_ALTERNATIVES.get(
         str(found[0]),
         f'write it to a file of mode 0600, and set prologue = "export {variable}=$(cat FILE)" in [trial]',
     )
     raise OperatorError(
-        f"{where(found)}: {found[-1]!r} of {name(found[:-1])} contains a secret that would appear in records and logs: {instead}"
+        f"{where(found)}: {found[-1]!r} of {table_header(found[:-1])} contains a secret that would appear in records and logs: {instead}"
     )
 
 
 def _secrets(data: Mapping[str, Any]) -> Iterator[Location]:
-    yield from secret_values.places(data)
-    trial = data.get(VARIABLES[0])
-    env = trial.get(VARIABLES[1]) if isinstance(trial, Mapping) else ()
-    yield from ((*VARIABLES, *place) for place in secret_values.places(env, variables=True))
+    yield from secret_values.secret_locations(data)
+    trial = data.get(VARIABLES_TABLE[0])
+    env = trial.get(VARIABLES_TABLE[1]) if isinstance(trial, Mapping) else ()
+    yield from ((*VARIABLES_TABLE, *place) for place in secret_values.secret_locations(env, variables=True))
     for place, text in _texts(data):
-        if (place[:2] in COMMANDS or "extra_args" in place) and secret_values.in_command(text):
+        if (place[:2] in COMMAND_SETTINGS or "extra_args" in place) and secret_values.in_command(text):
             yield place
 
 
@@ -126,7 +126,7 @@ def line_of(text: str, location: Location) -> int | None:
     return None
 
 
-def in_file(path: Path, text: str) -> Where:
+def file_locations(path: Path, text: str) -> Where:
     """Return a `Where` that gives "FILE, line N" of the nearest key or table in the file."""
 
     def where(location: Location) -> str:
@@ -150,7 +150,7 @@ def _complaint(model: type[BaseModel], data: Mapping[str, Any], error: Validatio
     # unknown keys come first, since they often explain missing ones
     location, first = min(faults.items(), key=lambda item: item[1][0][0] != "extra_forbidden")
     kind, fault = first[0]
-    owner, key = name(location[:-1]), location[-1] if location else ""
+    owner, key = table_header(location[:-1]), location[-1] if location else ""
     if location in missing:
         text = f"{owner} needs the key {key!r}"
     elif kind == "extra_forbidden":
@@ -185,7 +185,7 @@ def _is_list(data: Any) -> bool:
     return isinstance(data, Sequence) and not isinstance(data, str)
 
 
-def name(location: Location) -> str:
+def table_header(location: Location) -> str:
     """Return a table's header as written: "[trial]", "[[task]] 2" (from 1), or "the file"."""
     if not location:
         return "the file"
@@ -201,7 +201,7 @@ def _wanted(fault: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    return json.dumps(secret_values.hidden(value), default=str)[:80]
+    return json.dumps(secret_values.hide_secrets(value), default=str)[:80]
 
 
 def _fields(model: type[BaseModel], location: Location) -> list[str]:

@@ -11,20 +11,24 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from coordinator.diagnosis.quoted import NEAR, before_dump, is_quoted, says_nothing
-from coordinator.diagnosis.reader import CHUNK, MOST_SHOWN, Line, Reader, blocks, last_time, plain
-from coordinator.diagnosis.rules import RAISED, UNKNOWN, Rule, find, table
+from coordinator.diagnosis.quoted import CONTEXT_BYTES, before_dump, is_quoted, says_nothing
+from coordinator.diagnosis.reader import CHUNK, MOST_SHOWN, Line, Reader, last_time, line_blocks, plain_text
+from coordinator.diagnosis.rules import EXCEPTION_PRECEDENCES, UNKNOWN_EXCEPTION, Rule, find_rule, rule_table
 
 MOST_TEMPLATES = 200_000
 MOST_EXAMINED = 4_000  # lines that are compared with all rules; of the rest only the last LAST_EXAMINED
 LAST_EXAMINED = 2_000
 MOST_HITS = 2_000
-SAME = 50  # lines of one template compared with the rules: digits may distinguish them, as for an Xid
+SAME_TEMPLATE_LINES = (
+    50  # lines of one template compared with the rules: digits may distinguish them, as for an Xid
+)
 MOST_FRAMES = 300  # lines of one traceback
 MOST_TAIL = 40  # last lines that are kept
-SURVIVED = 3  # weight of the evidence behind a failure from which on the program survived it: table().weights
+SURVIVED_WEIGHT = (
+    3  # weight of the evidence behind a failure from which on the program survived it: table().weights
+)
 DATA = 34  # precedence of a data set that could not be read
-BANNER = 3  # first lines of a log which, if they recur, indicate another attempt
+BANNER_LINES = 3  # first lines of a log which, if they recur, indicate another attempt
 _DROPPED = b"0123456789abcdefABCDEF"
 # A line in lower case with none of these tells of no failure.
 _TELLS = tuple(
@@ -126,7 +130,7 @@ class _Traceback:
 
 
 def _text(line: bytes | str) -> str:
-    return plain(line) if isinstance(line, bytes) else line
+    return plain_text(line) if isinstance(line, bytes) else line
 
 
 def _around(text: str, rule: Rule) -> str:
@@ -144,7 +148,7 @@ class Scan:
         self.lines = 0
         self.hits: list[Hit] = []
         # numbers of the last lines that repeat and tell of progress
-        self.progress: deque[int] = deque(maxlen=SURVIVED)
+        self.progress: deque[int] = deque(maxlen=SURVIVED_WEIGHT)
         self.marks: dict[str, list[int]] = {"success": [], "start": []}  # kind -> numbers of its lines
         self.tail: deque[str] = deque(maxlen=MOST_TAIL)  # the last lines
         self._reader = Reader()
@@ -160,16 +164,16 @@ class Scan:
         self._ignoring: set[str] = set()
 
     def read(self, chunks: Iterable[bytes]) -> Scan:
-        for block, numbers in blocks(chunks):
+        for block, numbers in line_blocks(chunks):
             if not self.lines:
                 self._reader = Reader(block[:CHUNK])
-                self._banner = self._beginning(block[: 4 * NEAR])
+                self._banner = self._beginning(block[: 4 * CONTEXT_BYTES])
             self._block = block
             self._read_block(block, numbers)
             self._find_starts(block, numbers)
             self.lines = numbers[-1] if numbers else self.lines
-            self._earlier = block[-NEAR:]
-            self.tail.extend(plain(raw) for raw in block[-4 * NEAR :].split(b"\n")[-MOST_TAIL:])
+            self._earlier = block[-CONTEXT_BYTES:]
+            self.tail.extend(plain_text(raw) for raw in block[-4 * CONTEXT_BYTES :].split(b"\n")[-MOST_TAIL:])
         self._block = self._earlier = b""
         for key, raw, number in self._late:
             for line in self._reader.read(raw):
@@ -232,7 +236,7 @@ class Scan:
             self.marks[known.mark].append(number)
         elif known.progress:
             self.progress.append(number)
-        elif known.count <= SAME or self._open or _BEGINS in known.text:
+        elif known.count <= SAME_TEMPLATE_LINES or self._open or _BEGINS in known.text:
             self._examine(key, raw, number)
         elif known.hit is not None:
             self._seen_again(known.hit, number)
@@ -266,13 +270,13 @@ class Scan:
             self._ignoring.add(source)
         else:
             self._examined += 1
-            if (hit := self._match(key, line, number)) and hit.rule.precedence in RAISED:
+            if (hit := self._match(key, line, number)) and hit.rule.precedence in EXCEPTION_PRECEDENCES:
                 self._before[source] = (hit, "")
 
     def _begin(self, line: Line, number: int, key: bytes) -> None:
         """Begin a traceback."""
         source, known = line.source, self._special.get(key)
-        quoted = (known is None or known.count <= SAME) and self._is_quoted(line.text)
+        quoted = (known is None or known.count <= SAME_TEMPLATE_LINES) and self._is_quoted(line.text)
         self._open[source] = _Traceback(ignored=quoted or source in self._ignoring, lines=[line.text])
         raw = self._block[slice(*self._span)]
         self._frames = (raw[: raw.find(_BEGINS.encode())] + b"  ", source)
@@ -300,10 +304,10 @@ class Scan:
         hit = None if opened.ignored else self._match(key, line, number, opened)
         if hit is not None and before is not None and before is not hit and link:
             its, former = hit.rule.precedence, before.rule.precedence
-            raised = its in RAISED and former in RAISED
+            raised = its in EXCEPTION_PRECEDENCES and former in EXCEPTION_PRECEDENCES
             later = link == "Ori" or (link == "Dur" and its <= former + 12 if raised else its < former)
             later = later and before.rule.reason != "Cancelled"
-            drop = before if later and hit.rule is not UNKNOWN else hit
+            drop = before if later and hit.rule is not UNKNOWN_EXCEPTION else hit
             drop.dropped = True
             hit = before if drop is hit else hit
         self._before[line.source] = (hit or before, "")
@@ -313,12 +317,12 @@ class Scan:
         known = self._keep(key, line, number)
         if known is not None and traceback is not None:
             known.suspect = True  # what raised it may have no word of failure in its name
-        if known is not None and known.count > SAME:
+        if known is not None and known.count > SAME_TEMPLATE_LINES:
             rule = known.hit.rule if known.hit else None
         else:
-            rule = None if traceback is None and says_nothing(text) else find(text)
+            rule = None if traceback is None and says_nothing(text) else find_rule(text)
         if rule is None and traceback is not None and _EXCEPTION.match(text):
-            rule = None if table().marks["following"].search(text) else UNKNOWN
+            rule = None if rule_table().marks["following"].search(text) else UNKNOWN_EXCEPTION
         if rule is None:
             return None
         if traceback is not None and rule.reason in ("ModelLoadingError", "") and traceback.reads_data():
@@ -326,7 +330,7 @@ class Scan:
         if known is not None and known.hit is not None and known.hit.rule == rule:
             self._seen_again(known.hit, number)
             return known.hit
-        if (known is None or known.count <= SAME) and self._is_quoted(text):
+        if (known is None or known.count <= SAME_TEMPLATE_LINES) and self._is_quoted(text):
             return None
         hit = Hit(
             rule=rule,
@@ -368,7 +372,7 @@ class Scan:
             told = line.level == "ERROR" and any(map(str.isalpha, text))
             suspect = not silent and (told or bool(_SUSPECT.search(text)))
             suspect = suspect and not self._is_quoted(text)
-            mark = "" if silent else table().mark(text)
+            mark = "" if silent else rule_table().mark(text)
             known = _Template(text[:MOST_SHOWN], suspect=suspect, first=number, last=number, mark=mark)
             known.progress = not suspect and not _tells(lower) and _progress(lower) is not None
             self._special[key] = known
@@ -380,8 +384,10 @@ class Scan:
 
     def _surroundings(self) -> tuple[bytes, bytes]:
         start, end = self._span
-        before = self._block[max(0, start - NEAR) : max(0, start - 1)]
-        return (self._earlier + b"\n" + before if start < NEAR else before), self._block[end + 1 : end + NEAR]
+        before = self._block[max(0, start - CONTEXT_BYTES) : max(0, start - 1)]
+        return (self._earlier + b"\n" + before if start < CONTEXT_BYTES else before), self._block[
+            end + 1 : end + CONTEXT_BYTES
+        ]
 
     def _is_quoted(self, text: str) -> bool:
         return is_quoted(text, *self._surroundings(), lambda raw: self._reader.read(raw)[0].text)
@@ -396,7 +402,7 @@ class Scan:
             pieces = [] if says_nothing(text) or _progress(raw.lower()) else _PIECES.findall(text)
             if pieces and (piece := max(pieces, key=len).encode()) not in made:
                 made.append(piece)
-        return made[:BANNER] if len(made) >= BANNER else ()
+        return made[:BANNER_LINES] if len(made) >= BANNER_LINES else ()
 
     def _find_starts(self, block: bytes, numbers: Sequence[int]) -> None:
         """Find where the banner recurs after a failure."""
@@ -406,7 +412,7 @@ class Scan:
         at = block.find(first)
         while at >= 0 and len(self.marks["start"]) < MOST_HITS:
             index, counted = index + block.count(b"\n", counted, at), at
-            near = block[at : at + 8 * NEAR]
+            near = block[at : at + 8 * CONTEXT_BYTES]
             if numbers[index] > self.hits[0].number and all(piece in near for piece in self._banner):
                 self.marks["start"].append(numbers[index])
             at = block.find(first, at + 1)
@@ -417,7 +423,7 @@ class Scan:
         """Is the evidence behind this line, of table().weights, enough to say that the program survived what it tells?"""
         counts = {"progress": sum(n > number for n in self.progress) if by_progress else 0}
         counts |= {kind: sum(n > number for n in found[-1:]) for kind, found in self.marks.items()}
-        return sum(table().weights[kind] * count for kind, count in counts.items()) >= SURVIVED
+        return sum(rule_table().weights[kind] * count for kind, count in counts.items()) >= SURVIVED_WEIGHT
 
     def telling(self, most: int) -> list[tuple[int, str]]:
         """Return lines that may show a failure unknown to all rules: rare and late ones, in log order."""

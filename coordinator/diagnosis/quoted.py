@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-NEAR = 4096  # bytes before and behind a line in which its block may begin and end
+CONTEXT_BYTES = 4096  # bytes before and behind a line in which its block may begin and end
 _TOLD = r"(?:error|err|fatal|exception|message|msg|reason|cause|state|status|exit\w*|what|warning|critical)"
 _TEXT = r"(?:prompt|completion|continuation|generat(?:ed|ion)(?: text)?|question|answer|sample|example|prediction|hypothesis|reference|document)s?"
 # Lines that say nothing, whatever stands around them.

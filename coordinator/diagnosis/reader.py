@@ -16,10 +16,10 @@ CHUNK = 1 << 20  # bytes that a caller reads at once
 MOST_LINE = 1 << 16  # bytes of a line that are kept: its beginning and its end
 MOST_SHOWN = 400  # characters of a quoted line
 MOST_SAMPLE = 1000  # lines that a log's prefixes are learnt from
-SHARED = 5  # different lines that share a word before it is a prefix, of a longer log 3 ...
-MOST = 0.6  # ... and their part of all; MOST_SPACED where a space alone stands behind it
-MOST_SPACED = 0.95
-WIDTHS = range(60, 400)  # columns at which a terminal may have broken lines
+MIN_SHARED_LINES = 5  # different lines that share a word before it is a prefix, of a longer log 3 ...
+MIN_SHARED_PORTION = 0.6  # ... and their part of all; MOST_SPACED where a space alone stands behind it
+MIN_SPACED_PORTION = 0.95
+TERMINAL_WIDTHS = range(60, 400)  # columns at which a terminal may have broken lines
 USUAL_WIDTHS = (80, 100, 120, 132, 160, 200)  # two lines of it tell; of another, more
 _BEGINS = re.compile(rb"Traceback|  File|[\w.]*(?:Error|Exception)\b|[a-z]\w*: |\s*$")  # a line of its own
 _ANSI = re.compile(r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]*\x07?|.)")
@@ -88,7 +88,7 @@ class Line(NamedTuple):
     text: str
 
 
-def blocks(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, Sequence[int]]]:
+def line_blocks(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, Sequence[int]]]:
     """Whole lines joined by newlines, and their numbers from 1. What carriage returns part has one number."""
     number, rest = 1, b""
     width: int | None = None
@@ -112,10 +112,10 @@ def _width(block: bytes) -> int:
     """
     lines = block.split(b"\n", MOST_SAMPLE)[:MOST_SAMPLE]
     longest = max(map(len, lines))
-    full = [_DIGITS.sub("", plain(line)) for line in lines if len(line) == longest]
-    enough = len(set(full)) == len(full) > (1 if longest in USUAL_WIDTHS else SHARED)
+    full = [_DIGITS.sub("", plain_text(line)) for line in lines if len(line) == longest]
+    enough = len(set(full)) == len(full) > (1 if longest in USUAL_WIDTHS else MIN_SHARED_LINES)
     within = sum(not line.endswith(tuple(".:;?!)]}>\"'")) for line in full)
-    return longest if longest in WIDTHS and enough and 2 * within > len(full) else 0
+    return longest if longest in TERMINAL_WIDTHS and enough and 2 * within > len(full) else 0
 
 
 def _numbered(block: bytes, first: int, width: int) -> tuple[bytes, Sequence[int]]:
@@ -125,7 +125,7 @@ def _numbered(block: bytes, first: int, width: int) -> tuple[bytes, Sequence[int
     lines: list[bytes] = []
     broken = False
     for number, line in enumerate(block.split(b"\n"), first):
-        if broken and line and not _BEGINS.match(line) and not _prefix(plain(line))[0]:
+        if broken and line and not _BEGINS.match(line) and not _prefix(plain_text(line))[0]:
             lines[-1] += line
         else:
             parts = [part for part in line.split(b"\r") if part] or [b""]
@@ -135,7 +135,7 @@ def _numbered(block: bytes, first: int, width: int) -> tuple[bytes, Sequence[int
     return b"\n".join(lines), numbers
 
 
-def plain(raw: bytes) -> str:
+def plain_text(raw: bytes) -> str:
     """A line as text that commands no terminal; of a long one its beginning and its end."""
     if len(raw) > 2 * MOST_SHOWN * 4:
         raw = raw[: MOST_SHOWN * 4] + b" ... " + raw[-MOST_SHOWN * 4 :]
@@ -148,14 +148,14 @@ class Reader:
 
     def __init__(self, block: bytes = b"") -> None:
         raw = block.split(b"\n")
-        some = [plain(line) for line in raw[:: len(raw) // MOST_SAMPLE + 1] if line]
+        some = [plain_text(line) for line in raw[:: len(raw) // MOST_SAMPLE + 1] if line]
         # lines that differ in more than numbers
         sample = list({_DIGITS.sub("", text): text for text in some if text}.values())
         self._heads: list[re.Pattern[str]] = []
         self._ends: Counter[str] = Counter()
         self._glued = False  # no space stands between prefix and message
         self._margin = 0
-        self._least = SHARED if len(some) < 20 else 3
+        self._least = MIN_SHARED_LINES if len(some) < 20 else 3
         self._message = self._learnt_key(sample)
         texts = [message for text in sample for message in self._messages(text)]
         self._margin = min((len(text) - len(text.lstrip()) for text in texts if text), default=0)
@@ -164,14 +164,19 @@ class Reader:
         lines = [line for text in sample for line in self._lines(text)]
         self._glued = self._ends[":"] > self._ends[" "]
         levels = Counter(line.level for line in lines).most_common(1)
-        self._usual = levels[0][0] if levels and levels[0][1] > max(SHARED, MOST * len(lines)) else ""
-        told = sum(bool(line.source) for line in lines) > SHARED
+        self._usual = (
+            levels[0][0]
+            if levels and levels[0][1] > max(MIN_SHARED_LINES, MIN_SHARED_PORTION * len(lines))
+            else ""
+        )
+        told = sum(bool(line.source) for line in lines) > MIN_SHARED_LINES
         self.is_log = told or bool(self._message) or any(line.time or line.level for line in lines)
 
     def read(self, raw: bytes) -> list[Line]:
         """A line's messages: several where a JSON logger put a traceback into one. A level that most lines have says nothing."""
         return [
-            line._replace(level="") if line.level == self._usual else line for line in self._lines(plain(raw))
+            line._replace(level="") if line.level == self._usual else line
+            for line in self._lines(plain_text(raw))
         ]
 
     def _lines(self, text: str, depth: int = 0) -> list[Line]:
@@ -238,7 +243,9 @@ class Reader:
             spaced = shape[1].endswith("$)")
             head = re.compile(shape[0] + shape[1])
             behind = [text[found.end() :] for text in rest if (found := head.match(text))]
-            if len(behind) < max(self._least, len(rest) * (MOST_SPACED if spaced else MOST)):
+            if len(behind) < max(
+                self._least, len(rest) * (MIN_SPACED_PORTION if spaced else MIN_SHARED_PORTION)
+            ):
                 break
             if (
                 spaced

@@ -19,15 +19,19 @@ from typing import Any, NamedTuple
 
 from coordinator.base.pickles import read_pickle
 from coordinator.diagnosis.log import Hit, Scan
-from coordinator.diagnosis.rules import RAISED, Owner, Rule, table
+from coordinator.diagnosis.rules import EXCEPTION_PRECEDENCES, Owner, Rule, rule_table
 from evaljobs.contract.specs import Record
 
 MOST_TELLING = 5  # lines shown if no reason is known
-HARDWARE = 15  # precedences up to it: such a failure counts also where the program went on for a while ...
-FOLLOWS = 60  # ... and other ranks then said no more than that something was lost
+HARDWARE_PRECEDENCE = (
+    15  # precedences up to it: such a failure counts also where the program went on for a while ...
+)
+FOLLOWER_PRECEDENCE = 60  # ... and other ranks then said no more than that something was lost
 LEAST_RUN = 4  # lines between a requeue and a failure from which on this is another attempt's
 # Slurm's states that count whatever a log says
-SURE = tuple(word for word, (_, precedence) in table().states.items() if precedence < FOLLOWS)
+CERTAIN_STATES = tuple(
+    word for word, (_, precedence) in rule_table().states.items() if precedence < FOLLOWER_PRECEDENCE
+)
 _ENDING = ("Preempted", "TimeLimit")  # lines after it say what the kill did
 _BY_KILL = (
     "",
@@ -80,7 +84,7 @@ def diagnose(
     word = state.split(maxsplit=1)[0].rstrip("+") if state.strip() else ""
     if word == "COMPLETED":
         return Finding(diagnosis=_of("Healthy", "sacct: COMPLETED", None))
-    texts, dumps = as_log(logs)
+    texts, dumps = dumps_as_log(logs)
     scans = [Scan(name).read(chunks) for name, chunks in texts]
     attempts = [_attempts(scan) for scan in scans]
     earlier = tuple(
@@ -118,7 +122,7 @@ def _unknown(line: str, number: int | None, advice: str = _NOT_KNOWN, owner: Own
     )
 
 
-def in_words(cause: Diagnosis | None, said: str) -> str:
+def diagnosis_in_words(cause: Diagnosis | None, said: str) -> str:
     """Describe a failed job, for instance its error, with reason, owner and line."""
     if cause is None or cause.reason is None or cause.reason in said:
         return said
@@ -126,19 +130,21 @@ def in_words(cause: Diagnosis | None, said: str) -> str:
     return f"{cause.reason} (owner: {cause.owner}): {said}{f': {cause.line}' if new else ''}"
 
 
-def of_state(word: str) -> Diagnosis:
+def diagnose_state(word: str) -> Diagnosis:
     """Diagnose a job of which only the scheduler's end state is known."""
     return diagnose({}, state=word).diagnosis
 
 
-def of_text(text: str, *, state: str = "") -> Diagnosis:
+def diagnose_text(text: str, *, state: str = "") -> Diagnosis:
     """Diagnose an error that a job left, in one line or with its traceback."""
     return diagnose({"": [text.encode()]} if text else {}, state=state).diagnosis
 
 
 def _said(word: str, state: str, exit_code: str) -> Hit | None:
     """Return the scheduler's failure. A signal only counts if a single cause sends it."""
-    said = table().states.get(word) or (table().states["SIGBUS"] if exit_code.endswith(":7") else None)
+    said = rule_table().states.get(word) or (
+        rule_table().states["SIGBUS"] if exit_code.endswith(":7") else None
+    )
     if said is None:
         return None
     line = f"sacct: {state.strip()}" + (f", ExitCode {exit_code}" if exit_code else "")
@@ -146,15 +152,15 @@ def _said(word: str, state: str, exit_code: str) -> Hit | None:
 
 
 def _stuck(dumps: Mapping[str, Mapping[str, Any]]) -> Hit | None:
-    if not dumps or (found := stuck(dumps)) is None:
+    if not dumps or (found := find_stuck_collective(dumps)) is None:
         return None
-    return _hit("NCCLTimeoutError", found.line, FOLLOWS - 1, "user" if found.mismatch else None)
+    return _hit("NCCLTimeoutError", found.line, FOLLOWER_PRECEDENCE - 1, "user" if found.mismatch else None)
 
 
 def _hit(reason: str, line: str, precedence: int, owner: Owner | None = None) -> Hit:
     """Return a hit that no line of a log gave."""
-    rule = next(rule for rule in table().rules if rule.reason == reason)
-    made = Rule(reason, precedence, rule.pattern, "", "", owner or table().reasons[reason].owner)
+    rule = next(rule for rule in rule_table().rules if rule.reason == reason)
+    made = Rule(reason, precedence, rule.pattern, "", "", owner or rule_table().reasons[reason].owner)
     return Hit(rule=made, log="", line=line, number=0, last=0)
 
 
@@ -162,7 +168,7 @@ def _attempts(scan: Scan) -> list[list[Hit]]:
     """What was found of each attempt: a log of a job that was requeued or restarted holds several."""
     starts = set(scan.marks["start"])
     for end in scan.hits:
-        if end.rule.reason == "Preempted" and table().marks["requeue"].search(end.line):
+        if end.rule.reason == "Preempted" and rule_table().marks["requeue"].search(end.line):
             after = [hit for hit in scan.hits if hit.number > end.number and not hit.soft]
             run = min((h.number - len(h.traceback) for h in after), default=0) > end.number + LEAST_RUN
             if run or scan.survived(end.last) or any(hit.rule.reason not in _BY_KILL for hit in after):
@@ -179,10 +185,12 @@ def _counted(scan: Scan, found: Sequence[Hit]) -> list[Hit]:
         hit.number
         for hit in found
         if (hit.rule.reason in _ENDING and not hit.soft)
-        or (table().marks["person"].search(hit.line) and not scan.survived(hit.last))
+        or (rule_table().marks["person"].search(hit.line) and not scan.survived(hit.last))
     ]
     end = min(ends, default=scan.lines)
-    noise = min((hit.number for hit in found if hit.rule.precedence >= FOLLOWS), default=scan.lines)
+    noise = min(
+        (hit.number for hit in found if hit.rule.precedence >= FOLLOWER_PRECEDENCE), default=scan.lines
+    )
     hits = [
         hit
         for hit in found
@@ -193,8 +201,8 @@ def _counted(scan: Scan, found: Sequence[Hit]) -> list[Hit]:
     lasting = [
         h for h in hits if not h.soft and not scan.survived(h.last, by_progress=h.rule.reason not in _ENDING)
     ]
-    if all(hit.rule.precedence >= FOLLOWS for hit in lasting) and lasting:
-        lasting += [hit for hit in hits if hit.rule.precedence <= HARDWARE and not hit.soft]
+    if all(hit.rule.precedence >= FOLLOWER_PRECEDENCE for hit in lasting) and lasting:
+        lasting += [hit for hit in hits if hit.rule.precedence <= HARDWARE_PRECEDENCE and not hit.soft]
     return lasting
 
 
@@ -213,7 +221,7 @@ def _found(hit: Hit) -> Finding:
     owner = hit.rule.owner
     ours = ("/evaljobs/", "/coordinator/")
     if (
-        hit.rule.precedence in RAISED
+        hit.rule.precedence in EXCEPTION_PRECEDENCES
         and any(part in hit.frame for part in ours)
         and "/suites/" not in hit.frame
     ):
@@ -228,7 +236,7 @@ def _found(hit: Hit) -> Finding:
 def _of(reason: str, line: str, number: int | None, owner: Owner | None = None) -> Diagnosis:
     if not reason:
         return _unknown(line, number, owner=owner or "none")
-    its = table().reasons[reason]
+    its = rule_table().reasons[reason]
     return Diagnosis(
         reason=reason,
         owner=owner or its.owner,
@@ -245,7 +253,7 @@ def _of(reason: str, line: str, number: int | None, owner: Owner | None = None) 
 MOST_BYTES = 64 << 20
 
 
-def as_log(
+def dumps_as_log(
     logs: Mapping[str, Iterable[bytes]],
 ) -> tuple[list[tuple[str, Iterable[bytes]]], dict[str, dict[str, Any]]]:
     """Logs with their chunks, and dumps. An error file becomes a log of its traceback; earlier ones come first."""
@@ -301,14 +309,14 @@ def _error(message: Any) -> tuple[float, str]:
 # --- the flight recorder -----------------------------------------------------------------------------------------------
 
 
-class Stuck(NamedTuple):
+class StuckCollective(NamedTuple):
     """The first collective that did not complete. `mismatch`: ranks called different ones, which is the program's doing."""
 
     line: str
     mismatch: bool
 
 
-def stuck(dumps: Mapping[str, Mapping[str, Any]]) -> Stuck | None:
+def find_stuck_collective(dumps: Mapping[str, Mapping[str, Any]]) -> StuckCollective | None:
     """Of the dumps of one run, a file a rank; None where each collective that they hold has completed."""
     # group -> sequence number -> rank -> its entry
     calls: dict[str, dict[int, dict[int, Mapping[str, Any]]]] = {}
@@ -335,23 +343,23 @@ def _look(
     by_rank: Mapping[int, Mapping[str, Any]],
     by_number: Mapping[int, Mapping[int, Any]],
     ranks: set[int],
-) -> Stuck | None:
+) -> StuckCollective | None:
     if all(entry.get("state") == "completed" for entry in by_rank.values()):
         return None
     kinds = {str(entry.get("profiling_name")) for entry in by_rank.values()}
     what = f"{'/'.join(sorted(kinds))} number {number} of group {group}"
     if len(kinds) > 1:
-        return Stuck(f"flight recorder: ranks called different collectives: {what}", mismatch=True)
+        return StuckCollective(f"flight recorder: ranks called different collectives: {what}", mismatch=True)
     # a rank whose first call came later has dropped this one from its buffer
     began = {rank for n, there in by_number.items() if n < number for rank in there}
     absent = sorted(rank for rank in ranks - by_rank.keys() if rank in began or number == min(by_number))
     if absent:
-        return Stuck(
+        return StuckCollective(
             f"flight recorder: ranks {absent} never joined {what}, for which {len(by_rank)} others wait",
             mismatch=False,
         )
     left = sorted(rank for rank, entry in by_rank.items() if entry.get("state") != "completed")
-    return Stuck(
+    return StuckCollective(
         f"flight recorder: {what} was joined by all ranks and did not complete on ranks {left}",
         mismatch=False,
     )

@@ -25,9 +25,9 @@ from coordinator.cluster.slurm_limits import setting_of
 from coordinator.cluster.slurm_parse import parse_reservations
 from coordinator.config.schema import Config, StageConfig
 from coordinator.doctor.facts import Checkup, Facts, Status
-from coordinator.doctor.findings import judge
+from coordinator.doctor.findings import judge_site
 from coordinator.doctor.limit_findings import judge_accounting
-from coordinator.doctor.node_jobs import Target, survey
+from coordinator.doctor.node_jobs import Target, survey_nodes
 from coordinator.errors import EvalspanError, OperatorError, RetryError
 from coordinator.evaluation.job_specs import Site
 from coordinator.intake import from_settings, validate
@@ -37,7 +37,7 @@ from coordinator.services import redis_server
 from coordinator.services.redis_server import RedisServer, local_address_towards
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.storage import make_folder
-from evaljobs.queue.redis_client import QueueUnavailable, read
+from evaljobs.queue.redis_client import QueueUnavailable, read_address
 from evaljobs.staging.capacity import fs_type
 
 INTERPRETER_SECONDS = 120.0  # to import torch and an engine from slow storage
@@ -47,7 +47,7 @@ def check_up(
     config: Config, *, most_nodes: int = 8, wait_seconds: float = 60.0, sample_mb: int = 256
 ) -> Checkup:
     """Return all findings about what an evaluation needs. `most_nodes`: nodes to probe per partition; 0: all."""
-    with scratch(config, "doctor") as folder:
+    with scratch_folder(config, "doctor") as folder:
         site = from_settings.site_of(config)
         disk = os.statvfs(config.work_dir)
         facts = Facts(
@@ -62,21 +62,21 @@ def check_up(
             lock.acquire()
         except RetryError as error:
             facts.locks_error = str(error)
-            return Checkup(cluster=config.cluster.kind, findings=judge(facts))
+            return Checkup(cluster=config.cluster.kind, findings=judge_site(facts))
         lock.release()
         try:
             cluster = _cluster(config, folder)
             nodes = cluster.nodes()
         except (EvalspanError, ClusterError) as error:
             facts.cluster_error = str(error)
-            return Checkup(cluster=config.cluster.kind, findings=judge(facts))
+            return Checkup(cluster=config.cluster.kind, findings=judge_site(facts))
         if isinstance(cluster, SlurmCli):
             _ask_slurm(facts, cluster, nodes)
         else:
             facts.gpus = gpu_names()
         targets, facts.left_out = _targets(config, cluster, nodes, hosting=facts.hosting, most=most_nodes)
         with _redis(facts, cluster, folder) as redis_file:
-            facts.answers = survey(
+            facts.answers = survey_nodes(
                 targets,
                 site=site,
                 folder=folder,
@@ -85,11 +85,11 @@ def check_up(
                 sample_mb=sample_mb,
             )
     answers = {a.target.node: {**a.record, "shared": a.shared, "trouble": a.trouble} for a in facts.answers}
-    return Checkup(cluster=config.cluster.kind, findings=judge(facts), nodes=answers)
+    return Checkup(cluster=config.cluster.kind, findings=judge_site(facts), nodes=answers)
 
 
 @contextlib.contextmanager
-def scratch(config: Config, what: str) -> Iterator[Path]:
+def scratch_folder(config: Config, what: str) -> Iterator[Path]:
     """Provide a folder that nodes can see, deleted at the end. Raise OperatorError if another user owns the work folder."""
     # File WORK_DIR/cache/doctor/RANDOM/…: jobs and answers of a check | `doctor` | at its end
     # File WORK_DIR/cache/nodes/RANDOM/…: jobs and answers of a check | `check-nodes` | at its end
@@ -117,8 +117,8 @@ def _cluster(config: Config, folder: Path) -> Cluster:
 def ask_interpreter(facts: Facts, site: Site) -> None:
     """Read versions in the trials' interpreter, and whether it can import the engine."""
     question = (
-        "import json, sys; from evaljobs.staging.node_probe import versions; "
-        "from evaljobs.trial.engines.loading import engine_trouble; found = versions(); "
+        "import json, sys; from evaljobs.staging.node_probe import installed_versions; "
+        "from evaljobs.trial.engines.loading import engine_trouble; found = installed_versions(); "
         "print('\\n' + json.dumps([found, found['lm_eval'] and engine_trouble(sys.argv[1]) or '']))"
     )
     argv = [*site.trial_command, "-c", question, facts.config.trial.engine]
@@ -147,9 +147,9 @@ def _redis(facts: Facts, cluster: Cluster, folder: Path) -> Iterator[Path | None
             place, whose = WorkPaths(folder), "evalspan's own, started for this check"
             started = RedisServer(place, bind)
             started.ensure()
-        address = read(place.redis_address)
+        address = read_address(place.redis_address)
         facts.redis = f"answers at {address.where} ({whose})"
-        facts.redis_warnings = redis_server.check(address)
+        facts.redis_warnings = redis_server.check_server(address)
         file = place.redis_address
     except (EvalspanError, QueueUnavailable, OSError) as error:
         facts.redis_error = str(error)
@@ -192,7 +192,7 @@ def ask_limits(
         facts.accounting = slurm_rules.ask_accounting(rules)
     except ClusterError as error:
         facts.accounting_error = str(error)
-    facts.jobs = samples(config, nodes)
+    facts.jobs = sample_jobs(config, nodes)
     with contextlib.suppress(ClusterError):
         refusal = slurm_rules.precursor_refusal(cluster, [n.name for n in nodes if n.usable and n.gpus])
         facts.host_reason = slurm_rules.host_reason(
@@ -209,13 +209,13 @@ def settings_within_limits(cluster: SlurmCli, rules: slurm_rules.SiteRules) -> d
     return {key: min((value, what) for k, value, what in rows if k == key) for key, _, _ in rows}
 
 
-def samples(config: Config, nodes: Sequence[NodeState]) -> dict[Purpose, Job]:
+def sample_jobs(config: Config, nodes: Sequence[NodeState]) -> dict[Purpose, Job]:
     """Return a job of each kind; the precursor is on a node with GPUs, and thus in their partition."""
     options = from_settings.run_options(config).model_copy(update={"stage": StageConfig()})
     node = next((n.name for n in nodes if n.gpus), None)
     return {
         kind: replace(job, node=node) if kind == "stage" else job
-        for kind, job in validate.probes(options).items()
+        for kind, job in validate.probe_jobs(options).items()
         if kind != "stage" or config.stage.enabled
     }
 
@@ -224,9 +224,9 @@ def _job_kinds(
     config: Config, cluster: Cluster, nodes: Sequence[NodeState]
 ) -> Iterator[tuple[Purpose, tuple[Status, str, bool]]]:
     """Yield each kind of job, as in Facts. A refused precursor means hosted trials, unless one of its settings is wrong."""
-    for kind, job in validate.probes(from_settings.run_options(config)).items():
+    for kind, job in validate.probe_jobs(from_settings.run_options(config)).items():
         try:
-            refused = next((words for _, words in validate.refusals(cluster, {kind: job}, nodes)), None)
+            refused = next((words for _, words in validate.refused_jobs(cluster, {kind: job}, nodes)), None)
         except ClusterError as error:
             yield kind, ("warn", str(error), bool(job.gpus))
         else:

@@ -98,7 +98,7 @@ class Facts:
         return setting is True or bool(self.host_reason and setting == "auto")
 
 
-def finding(
+def make_finding(
     what: str, found: str, *, warn: str = "", fail: str = "", settings: Mapping[str, int] | None = None
 ) -> Finding:
     """Return a line of the table. `fail`, `warn`: what to do, which sets the status; neither: all is well.
@@ -112,5 +112,5 @@ def finding(
     return Finding(what=what, status=status, found=found, todo=todo, settings=(*named,))
 
 
-def gigabytes(count: float | None) -> str:
+def format_gigabytes(count: float | None) -> str:
     return "?" if count is None else f"{count / 1e9:.1f} GB"

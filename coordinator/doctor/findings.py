@@ -14,17 +14,17 @@ from typing import Any
 
 from coordinator.base.words import first_of
 from coordinator.cluster import Purpose
-from coordinator.cluster.node_choice import in_hostlist, none_left, unusable
+from coordinator.cluster.node_choice import describe_unusable, in_hostlist, none_left
 from coordinator.cluster.sbatch_text import ROLES
 from coordinator.cluster.slurm_limits import setting_of
 from coordinator.cluster.slurm_parse import Reservation, local_time
-from coordinator.cluster.slurm_rules import PRIVATE, Partition, SiteRules
+from coordinator.cluster.slurm_rules import PRIVATE_SHM_REASON, Partition, SiteRules
 from coordinator.config.schema import Config, TrialConfig
-from coordinator.doctor.facts import Facts, Finding, finding, gigabytes
-from coordinator.doctor.limit_findings import hours, judge_accounting, setting_of_role
+from coordinator.doctor.facts import Facts, Finding, format_gigabytes, make_finding
+from coordinator.doctor.limit_findings import format_hours, judge_accounting, setting_of_role
 from coordinator.doctor.node_jobs import NodeJob
 from coordinator.errors import OperatorError
-from coordinator.intake.admission import loaded_suites, missing_places, no_place
+from coordinator.intake.admission import loaded_suites, missing_places, refusal_of_place
 from evaljobs.contract.engine_traits import ENDPOINT
 from evaljobs.staging.capacity import MEMORY_FS
 
@@ -36,7 +36,7 @@ SLOW_RATE = 1e9  # bytes/s into node memory; tmpfs on any server of the last ten
 LEAST_TRANSFORMERS = 5  # major version
 
 
-def judge(facts: Facts) -> tuple[Finding, ...]:
+def judge_site(facts: Facts) -> tuple[Finding, ...]:
     """Return all findings. Equal warnings and failures are merged at the first, with all their subjects."""
     found: dict[object, list[Finding]] = {}
     for one in _findings(facts):
@@ -47,25 +47,25 @@ def judge(facts: Facts) -> tuple[Finding, ...]:
 
 
 def _findings(facts: Facts) -> Iterator[Finding]:
-    yield finding("python", f"{facts.python}, evalspan's own")
+    yield make_finding("python", f"{facts.python}, evalspan's own")
     if facts.interpreter_error:
         todo = "see [trial] python, prologue and container"
-        yield finding("trial interpreter", facts.interpreter_error, fail=todo)
+        yield make_finding("trial interpreter", facts.interpreter_error, fail=todo)
     else:
         on_gpus, trouble = facts.slurm or bool(facts.gpus), facts.engine_trouble
         yield judge_versions(facts.versions, facts.config.trial, on_gpus=on_gpus, trouble=trouble)
     yield _work_folder(facts)
     if facts.cluster_error:
         todo = "name one that is there: --cluster, [cluster] partition"
-        yield finding("cluster", facts.cluster_error, fail=todo)
+        yield make_finding("cluster", facts.cluster_error, fail=todo)
     elif not facts.locks_error:
         if facts.slurm:
             for judged in (_site, _gpu_nodes, _small_nodes, _reservations, _job_kinds, _staging, _watch):
                 yield from judged(facts)
         else:
-            yield finding("GPUs", ", ".join(facts.gpus) or "none: trials run on the CPU")
+            yield make_finding("GPUs", ", ".join(facts.gpus) or "none: trials run on the CPU")
         todo = facts.redis_error and "see [redis]: bind for evalspan's own server, url for the site's"
-        yield finding(
+        yield make_finding(
             "Redis", facts.redis_error or facts.redis, fail=todo, warn="; ".join(facts.redis_warnings)
         )
         yield from _nodes(facts)
@@ -94,26 +94,28 @@ def judge_versions(
     text += "; evalspan was not tried with SGLang" * (engine == "sglang")
     if missing:
         todo = f"install {' and '.join(missing)} there, or name another interpreter in [trial] python"
-        return finding(where, text, fail=todo)
+        return make_finding(where, text, fail=todo)
     if trouble:
         extra = "endpoint" if engine == ENDPOINT else engine
         packages = "sglang" if engine == "sglang" else f"'evalspan[{extra}]'"
-        return finding(
+        return make_finding(
             where, f"{text}: {trouble}", fail=f"`pip install {packages}` there brings what it lacks"
         )
     on_gpus = on_gpus and engine != ENDPOINT and not (trial.device or "").startswith("cpu")
     if on_gpus and (found.get("torch") or "").endswith("+cpu"):
         todo = 'a torch with CUDA or ROCm in [trial] python; without GPUs set [trial] device = "cpu"'
-        return finding(where, f"{text}: this torch cannot use GPUs, so trials would fail at once", fail=todo)
+        return make_finding(
+            where, f"{text}: this torch cannot use GPUs, so trials would fail at once", fail=todo
+        )
     old = engine == "hf" and int((found.get("transformers") or "0").split(".")[0]) < LEAST_TRANSFORMERS
     todo = "transformers 5 is what evalspan is tested with: `pip install evalspan[hf]` there"
-    return finding(where, text, warn=todo if old else "")
+    return make_finding(where, text, warn=todo if old else "")
 
 
 def _work_folder(facts: Facts) -> Finding:
     """Judge free space, and whether nodes see the folder: their answers are in it."""
     fs, fail, warn = facts.work_fs, facts.locks_error, ""
-    found = f"{facts.config.work_dir} ({fs}, {gigabytes(facts.work_free)} free)"
+    found = f"{facts.config.work_dir} ({fs}, {format_gigabytes(facts.work_free)} free)"
     if not fail and facts.work_free < LEAST_FREE_BYTES:
         fail = "free some space there, or pass another --work-dir"
     elif not fail and facts.slurm and fs in MEMORY_FS:
@@ -125,20 +127,20 @@ def _work_folder(facts: Facts) -> Finding:
             found += ", seen by all nodes that were asked"
         else:
             warn = "this looks like a local disk; the nodes below say whether they see it"
-    return finding("work folder", found, fail=fail, warn=warn)
+    return make_finding("work folder", found, fail=fail, warn=warn)
 
 
 def _watch(facts: Facts) -> Iterator[Finding]:
-    if why := no_place(facts.config):
+    if why := refusal_of_place(facts.config):
         todo = "set [watch] roots to the folder that training writes its checkpoints to"
-        yield finding("[watch]", why, warn=todo)
+        yield make_finding("[watch]", why, warn=todo)
     for why in missing_places(facts.config.watch):
         todo = "set the folder that training writes its checkpoints to, or create it"
-        yield finding("[watch]", why, warn=todo)
+        yield make_finding("[watch]", why, warn=todo)
     try:
         loaded_suites(facts.config.watch)
     except OperatorError as error:
-        yield finding("[watch]", str(error), fail="the daemon does not start before")
+        yield make_finding("[watch]", str(error), fail="the daemon does not start before")
 
 
 # --- Slurm's rules and nodes -------------------------------------------------------------------------------------------
@@ -146,22 +148,22 @@ def _watch(facts: Facts) -> Iterator[Finding]:
 
 def _site(facts: Facts) -> Iterator[Finding]:
     if facts.api:
-        yield finding("pyslurm", facts.api)
+        yield make_finding("pyslurm", facts.api)
     if facts.rules is None:
         todo = "without them the site's rules are not noticed"
-        yield finding("Slurm's settings", facts.rules_error, warn=todo)
+        yield make_finding("Slurm's settings", facts.rules_error, warn=todo)
         return
     yield from _partitions(facts.rules, facts.config)
     array, jobs = facts.rules.number("MaxArraySize"), facts.rules.number("MaxJobCount")
     text = f"MaxArraySize {'?' if array is None else array}, MaxJobCount {jobs or '?'}"
     if array is not None and array < facts.lanes:
         text += f": the {facts.lanes} trials of a node come in jobs of {max(1, array)}"
-    yield finding("job arrays", text)
+    yield make_finding("job arrays", text)
     yield from judge_accounting(facts, facts.rules)
     scripts = {k: facts.rules.config.get(k, "") for k in ("Prolog", "Epilog")}
     if found := ", ".join(f"{k}={file}" for k, file in scripts.items() if file not in ("(null)", "")):
         todo = "if they empty /dev/shm after each job, weights vanish under running trials: ask, or use [stage] roots"
-        yield finding("site scripts", found, warn=todo)
+        yield make_finding("site scripts", found, warn=todo)
 
 
 def _partitions(rules: SiteRules, config: Config) -> Iterator[Finding]:
@@ -184,7 +186,7 @@ def _partitions(rules: SiteRules, config: Config) -> Iterator[Finding]:
         chosen = rules.chosen(names or None)
         if not chosen:
             found = f"{names or 'no default one'} (there are: {known})"
-            yield finding(role, found, fail=f"name one in {setting}")
+            yield make_finding(role, found, fail=f"name one in {setting}")
         yield from (_partition(role, partition, config.trial.time_limit_seconds) for partition in chosen)
 
 
@@ -192,21 +194,21 @@ def _partition(role: str, partition: Partition, wanted: int) -> Finding:
     """Judge a partition. `wanted`: seconds of a trial's job."""
     limit, todo = partition.max_seconds, ""
     text = f"{partition.name}, nodes {partition.nodes or '?'}"
-    text += "" if limit is None else f", at most {hours(limit)}"
+    text += "" if limit is None else f", at most {format_hours(limit)}"
     if limit is not None and limit < wanted:
-        todo = f"[trial] time_limit of {hours(wanted)} is longer: jobs ask for {hours(limit)} there"
+        todo = f"[trial] time_limit of {format_hours(wanted)} is longer: jobs ask for {format_hours(limit)} there"
     elif partition.max_memory_per_cpu_mb:
         text += f", at most {partition.max_memory_per_cpu_mb} MB a CPU"
         todo = "a precursor of a large model is given several CPUs: where its trials need them, one job hosts them (rung 2)"
     if not partition.up:
-        return finding(role, f"{text}, not up", fail="choose another, or wait for it")
-    return finding(role, text, warn=todo)
+        return make_finding(role, f"{text}, not up", fail="choose another, or wait for it")
+    return make_finding(role, text, warn=todo)
 
 
 def _reservations(facts: Facts) -> Iterator[Finding]:
     """Yield reservations of nodes that evaluations would use, or that the settings name."""
     if facts.rules is not None and facts.rules_error:
-        yield finding("reservations", facts.rules_error, warn="ask again when the controller answers")
+        yield make_finding("reservations", facts.rules_error, warn="ask again when the controller answers")
     own = facts.accounting.own_accounts if facts.accounting else []
     nodes = {
         "GPU": [n.name for n in facts.gpu_nodes if not n.excluded],
@@ -263,7 +265,7 @@ def _judge_reservation(
         fail = "nothing runs before its end: set another [cluster] partition, or wait"
     else:
         warn = "nothing: evaluations use the other nodes until then"
-    return finding(what, found, warn=warn, fail=fail)
+    return make_finding(what, found, warn=warn, fail=fail)
 
 
 def _gpu_nodes(facts: Facts) -> Iterator[Finding]:
@@ -275,15 +277,17 @@ def _gpu_nodes(facts: Facts) -> Iterator[Finding]:
         found += f", {excluded} more excluded by the settings"
     if why := none_left(facts.gpu_nodes):
         todo = "change that setting: `sinfo -N -O NodeList,Gres,Features_act` shows each node"
-        yield finding("GPU nodes", why, fail=todo)
-    elif others := unusable(nodes):
+        yield make_finding("GPU nodes", why, fail=todo)
+    elif others := describe_unusable(nodes):
         asleep = all("~" in n.state for n in nodes)
         fail = "" if usable else "wait until the site returns them, or choose another [cluster] partition"
         if asleep and not usable:
             fail = "set [nodes] wake = true: it lets evalspan's jobs boot them"
-        yield finding("GPU nodes", f"{found}: {others}", fail=fail, warn="the others are used without them")
+        yield make_finding(
+            "GPU nodes", f"{found}: {others}", fail=fail, warn="the others are used without them"
+        )
     elif nodes:
-        yield finding("GPU nodes", found)
+        yield make_finding("GPU nodes", found)
 
 
 def _small_nodes(facts: Facts) -> Iterator[Finding]:
@@ -294,7 +298,7 @@ def _small_nodes(facts: Facts) -> Iterator[Finding]:
         found = f"{first_of(small)}: a trial and a precursor without its weights ask for {needed} MB"
         todo = "lower [trial] memory_mb, or the other nodes are used without them"
         every = len(small) == len(nodes)
-        yield finding("nodes with little memory", found, warn=todo, fail=todo if every else "")
+        yield make_finding("nodes with little memory", found, warn=todo, fail=todo if every else "")
 
 
 def _job_kinds(facts: Facts) -> Iterator[Finding]:
@@ -333,11 +337,13 @@ def _staging(facts: Facts) -> Iterator[Finding]:
     elif reason and setting == "auto":
         found = f"one job a node hosts the trials (rung 2): {reason}"
         warn = "nothing: this is automatic. GPUs idle while weights are staged, which a precursor would avoid"
-    elif reason.startswith(PRIVATE):  # the first trials notice it, and their nodes switch to rung 2
+    elif reason.startswith(
+        PRIVATE_SHM_REASON
+    ):  # the first trials notice it, and their nodes switch to rung 2
         found, warn = reason, 'set [stage] host_trials = "auto": otherwise one trial per node starts in vain'
     elif reason:
         found, fail = reason, 'set [stage] host_trials = "auto"'
-    yield finding("staging", found, warn=warn, fail=fail)
+    yield make_finding("staging", found, warn=warn, fail=fail)
 
 
 # --- what nodes answered -----------------------------------------------------------------------------------------------
@@ -350,9 +356,9 @@ def _nodes(facts: Facts) -> Iterator[Finding]:
     staging = [a for a in facts.answers if a.target.stages]
     if staging and all(a.trouble and a.refused for a in staging):
         todo = "no node accepts our jobs, or none sees the work folder: see the reasons above"
-        yield finding("GPU nodes", "none answered", fail=todo)
+        yield make_finding("GPU nodes", "none answered", fail=todo)
     if facts.left_out:
-        yield finding("other nodes", f"{facts.left_out} alike were not probed (--nodes 0 probes all)")
+        yield make_finding("other nodes", f"{facts.left_out} alike were not probed (--nodes 0 probes all)")
 
 
 def judge_node(answer: NodeJob, config: Config, *, hosting: bool) -> Iterator[Finding]:
@@ -361,7 +367,7 @@ def judge_node(answer: NodeJob, config: Config, *, hosting: bool) -> Iterator[Fi
     name = f"{target.node} ({target.partition})" if target.partition else target.node
     if answer.trouble:
         todo = "look at the node and its partition; the other nodes are used without it"
-        yield finding(name, answer.trouble, warn=todo)
+        yield make_finding(name, answer.trouble, warn=todo)
         return
     if target.stages:
         yield _judge_memory(f"{name} memory", answer, config, hosting=hosting)
@@ -370,24 +376,24 @@ def judge_node(answer: NodeJob, config: Config, *, hosting: bool) -> Iterator[Fi
         if interpreter.status != "ok":  # otherwise the finding above says so
             yield interpreter
     else:
-        found = f"{record['cpus']} CPUs, {gigabytes(record['memory_available'])} memory available"
-        yield finding(name, found)
+        found = f"{record['cpus']} CPUs, {format_gigabytes(record['memory_available'])} memory available"
+        yield make_finding(name, found)
     if record.get("redis_trouble"):
         todo = "set [redis] bind to an address of this host that nodes reach, [redis] port to an open one, or [redis] url"
-        yield finding(f"{name} Redis", record["redis_trouble"], fail=todo)
+        yield make_finding(f"{name} Redis", record["redis_trouble"], fail=todo)
     if target.sandbox:
         yield judge_sandbox(record.get("sandbox"), f"on {name}", allow_unsafe=config.metric.allow_unsafe)
 
 
 def _judge_memory(what: str, answer: NodeJob, config: Config, *, hosting: bool) -> Finding:
     if not config.stage.enabled:
-        return finding(what, "staging is off: trials read storage")
+        return make_finding(what, "staging is off: trials read storage")
     roots: Sequence[Mapping[str, Any]] = answer.record.get("roots") or ()
     refused = "; ".join(f"{root['root']}: {root['why']}" for root in roots if not root["usable"])
     best = next((root for root in roots if root["usable"]), None)
     if best is None:
         todo = "trials there read storage (rung 4): give [stage] roots a folder on a local disk"
-        return finding(what, refused or "no root", warn=todo)
+        return make_finding(what, refused or "no root", warn=todo)
     slow = best["rung"] == "shm" and (best.get("write_rate") or SLOW_RATE) < SLOW_RATE
     todo = ""
     if not hosting and answer.shared is None and best is roots[0]:
@@ -398,18 +404,22 @@ def _judge_memory(what: str, answer: NodeJob, config: Config, *, hosting: bool) 
         todo = "a lower rung is used there"
     elif slow:
         todo = "slow for memory: is the node busy, or swapping?"
-    return finding(what, "; ".join(filter(None, [_describe(best, answer), refused])), warn=todo)
+    return make_finding(what, "; ".join(filter(None, [_describe(best, answer), refused])), warn=todo)
 
 
 def _describe(root: Mapping[str, Any], answer: NodeJob) -> str:
     shared = {True: "shared by jobs", False: "private to each job", None: "shared?"}[answer.shared]
     limit = answer.record.get("memory_cgroup_limit")
     parts = [
-        f"{root['root']} ({root['fs']}) {gigabytes(root['free'])} free of {gigabytes(root['size'])}, {shared}",
-        "no memory cgroup" if limit is None else f"jobs' memory is limited (this one: {gigabytes(limit)})",
+        f"{root['root']} ({root['fs']}) {format_gigabytes(root['free'])} free of {format_gigabytes(root['size'])}, {shared}",
+        "no memory cgroup"
+        if limit is None
+        else f"jobs' memory is limited (this one: {format_gigabytes(limit)})",
     ]
     if root.get("write_rate"):
-        parts.append(f"write {gigabytes(root['write_rate'])}/s, read {gigabytes(root['read_rate'])}/s")
+        parts.append(
+            f"write {format_gigabytes(root['write_rate'])}/s, read {format_gigabytes(root['read_rate'])}/s"
+        )
     return ", ".join(parts)
 
 
@@ -417,7 +427,7 @@ def judge_sandbox(levels: Sequence[Mapping[str, Any]] | None, where: str, *, all
     """Return the best working isolation level, and why better ones fail. `levels`: best first."""
     what = f"sandbox {where}"
     if not levels:
-        return finding(what, "not tried", warn="run `python -m evaljobs sandbox` there")
+        return make_finding(what, "not tried", warn="run `python -m evaljobs sandbox` there")
     best = next((row["level"] for row in levels if row["holds"]), "none")
     failing = takewhile(lambda row: not row["holds"], levels)
     better = "; ".join(f"no {row['level']}: {row['reason']}" for row in failing)
@@ -426,4 +436,4 @@ def judge_sandbox(levels: Sequence[Mapping[str, Any]] | None, where: str, *, all
         todo = "tasks that run generated programs will fail here: ask for user namespaces or Landlock (kernel 6.2)"
         if allow_unsafe and best == "rlimits":
             todo = "[metric] allow_unsafe is set: generated programs run almost unguarded"
-    return finding(what, f"{best} ({better})" if better else best, warn=todo)
+    return make_finding(what, f"{best} ({better})" if better else best, warn=todo)

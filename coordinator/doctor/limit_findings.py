@@ -17,16 +17,20 @@ from coordinator.cluster.sbatch_text import ROLES
 from coordinator.cluster.slurm_accounts import Accounting
 from coordinator.cluster.slurm_limits import RESOURCES, Limit
 from coordinator.cluster.slurm_rules import SiteRules, limits_on, within_limits
-from coordinator.doctor.facts import Facts, Finding, finding
+from coordinator.doctor.facts import Facts, Finding, make_finding
 
 # concurrent builds, and after them metric workers, of one evaluation, unless set by [metric] workers
-WORKERS = 8
+DEFAULT_WORKERS = 8
 LEAST_DAEMON_SECONDS = 600  # time limit of the coordinator's own job below which there is a warning
 ENOUGH_NODES = 4  # concurrent nodes below which a limit is a warning
-ENFORCED = {"limits", "safe", "all"}  # values of AccountingStorageEnforce with which Slurm applies limits
+ENFORCING_WORDS = {
+    "limits",
+    "safe",
+    "all",
+}  # values of AccountingStorageEnforce with which Slurm applies limits
 
 
-def hours(seconds: int) -> str:
+def format_hours(seconds: int) -> str:
     return f"{seconds / 3600:g} h" if seconds % 360 == 0 else f"{seconds / 60:g} min"
 
 
@@ -35,15 +39,17 @@ def judge_accounting(facts: Facts, rules: SiteRules) -> Iterator[Finding]:
     what, accounting = "limits", facts.accounting
     if facts.accounting_error:
         todo = "ask the site for MaxJobs, MaxSubmitJobs, MaxTRES and GrpTRES of your account and QOS"
-        yield finding(what, f"sacctmgr did not say: {facts.accounting_error}", warn=todo)
+        yield make_finding(what, f"sacctmgr did not say: {facts.accounting_error}", warn=todo)
         return
     if accounting is None:
-        yield finding(what, "no accounting: none are kept")
+        yield make_finding(what, "no accounting: none are kept")
         return
     yield from _not_allowed(facts, accounting, rules)
     enforced = rules.config.get("AccountingStorageEnforce", "none")
-    if ENFORCED.isdisjoint(enforced.lower().split(",")):
-        yield finding(what, f"Slurm does not apply those of accounting (AccountingStorageEnforce={enforced})")
+    if ENFORCING_WORDS.isdisjoint(enforced.lower().split(",")):
+        yield make_finding(
+            what, f"Slurm does not apply those of accounting (AccountingStorageEnforce={enforced})"
+        )
         return
     cases = cases_of(facts, accounting, rules)
     for case in cases:
@@ -52,9 +58,9 @@ def judge_accounting(facts: Facts, rules: SiteRules) -> Iterator[Finding]:
     hidden = sorted({row["account"] for row in rows if row} - accounting.accounts.keys())
     if hidden:  # PrivateData
         todo = "ask the site for GrpTRES, GrpJobs and GrpSubmit of it"
-        yield finding(what, f"the site does not show those of account {', '.join(hidden)}", warn=todo)
+        yield make_finding(what, f"the site does not show those of account {', '.join(hidden)}", warn=todo)
     elif not cases and all(rows):
-        yield finding(what, "none on the jobs, CPUs, memory or GPUs of your accounts and QOS")
+        yield make_finding(what, "none on the jobs, CPUs, memory or GPUs of your accounts and QOS")
     yield from _judge_time(facts, rules, accounting)
 
 
@@ -74,7 +80,7 @@ def _not_allowed(facts: Facts, accounting: Accounting, rules: SiteRules) -> Iter
             setting_of_role(facts, kinds[0], f) for f in ("account", "qos", "partition")
         )
         text = f"{found}: {', '.join(kinds)} jobs would wait for ever"
-        yield finding("partition access", text, fail=f"set another {account}, {qos} or {partition}")
+        yield make_finding("partition access", text, fail=f"set another {account}, {qos} or {partition}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +111,7 @@ class Case:
     @property
     def workers(self) -> int:
         """Number of concurrent metric workers; builds run before and wait for each other if necessary."""
-        return self.facts.config.metric.workers or WORKERS
+        return self.facts.config.metric.workers or DEFAULT_WORKERS
 
     @property
     def beside(self) -> int:
@@ -168,14 +174,14 @@ def cases_of(facts: Facts, accounting: Accounting, rules: SiteRules) -> list[Cas
 def case_of(facts: Facts, limit: Limit, kinds: Sequence[Purpose], *, daemon: bool = False) -> Case:
     """Return the case of a limit. `kinds`: of the jobs under the limit. `daemon`: include the coordinator's own job."""
     types = {name.lower() for n in facts.gpu_nodes for name in n.gpu_type.split("+")}
-    amounts = {kind: amount(facts.jobs[kind], limit.what, types) for kind in kinds}
+    amounts = {kind: requested_amount(facts.jobs[kind], limit.what, types) for kind in kinds}
     jobs = {kind: count for kind, count in amounts.items() if count is not None}
     counts = daemon and not limit.of_a_job and limit.what != "node"
-    own = amount(daemon_job(facts.options), limit.what, set()) if counts else None
+    own = requested_amount(daemon_job(facts.options), limit.what, set()) if counts else None
     return Case(limit, facts, jobs, own or 0)
 
 
-def amount(job: Job, what: str, types: set[str]) -> int | None:
+def requested_amount(job: Job, what: str, types: set[str]) -> int | None:
     """Return the job's request; None if the limit is on something else. `types`: of the nodes' GPUs."""
     if what.startswith("gres/gpu:"):
         return job.gpus if what.partition(":")[2].lower() in types else None
@@ -200,16 +206,16 @@ def judge_limit(case: Case) -> Iterator[Finding]:
     if beyond:
         asks = ", ".join(f"a {kind} job asks for {case.jobs[kind]}" for kind in beyond)
         todo = f"{'these' if len(beyond) > 1 else 'it'} can never start: {_instead(case, beyond)}"
-        yield finding(what, f"{text}: {asks}", fail=todo)
+        yield make_finding(what, f"{text}: {asks}", fail=todo)
     elif not limit.of_a_job:
         yield _judge_together(what, text, case)
     elif hosted <= limit.most:
-        yield finding(what, f"{text}: no job asks for {'less' if limit.least else 'more'}")
+        yield make_finding(what, f"{text}: no job asks for {'less' if limit.least else 'more'}")
     else:
         lanes = max((n for n in range(2, case.lanes + 1) if case.node(n) <= limit.most), default=1)
         text = f"{text}: a job that hosts a node's {case.lanes} trials asks for {hosted}"
         settings = {"borrow.max_gpus": lanes * case.facts.config.trial.gpus_per_trial}
-        yield finding(what, text, warn=f", or {case.another()}", settings=settings)
+        yield make_finding(what, text, warn=f", or {case.another()}", settings=settings)
 
 
 def _judge_together(what: str, text: str, case: Case) -> Finding:
@@ -220,7 +226,9 @@ def _judge_together(what: str, text: str, case: Case) -> Finding:
     another = f", or {case.another()}"
     if not settings and node:
         todo = f"jobs wait for each other, so an evaluation takes longer: set {case.another()}"
-        return finding(what, f"{text}: not enough for a precursor, a trial and a worker at once", warn=todo)
+        return make_finding(
+            what, f"{text}: not enough for a precursor, a trial and a worker at once", warn=todo
+        )
     if gpus := settings.get("borrow.max_gpus"):
         trials = gpus // case.facts.config.trial.gpus_per_trial
         text += f": enough for {trials} of {case.lanes} trials of a node"
@@ -231,7 +239,7 @@ def _judge_together(what: str, text: str, case: Case) -> Finding:
         another = ": jobs beyond the limit wait, and hold their node's memory meanwhile"
     if not settings or (not workers and nodes >= case.enough):
         another, settings = "", {k: n for k, n in settings.items() if k == "stage.prefetch"}
-    return finding(what, text, warn=another, settings=settings)
+    return make_finding(what, text, warn=another, settings=settings)
 
 
 def _asks(case: Case, node: int, beside: int) -> str:
@@ -275,9 +283,9 @@ def _judge_time(facts: Facts, rules: SiteRules, accounting: Accounting) -> Itera
     options = facts.options
     daemon = within_limits(daemon_job(options), own_options(options), rules, accounting).time_limit_seconds
     if daemon < DAEMON_SECONDS:
-        text = f"runs for at most {hours(daemon)}, then a successor goes on"
+        text = f"runs for at most {format_hours(daemon)}, then a successor goes on"
         todo = "it ends 3 minutes before its limit: run `evalspan daemon` on a login node, or set another [cluster] qos"
-        yield finding("coordinator's job", text, warn=todo if daemon < LEAST_DAEMON_SECONDS else "")
+        yield make_finding("coordinator's job", text, warn=todo if daemon < LEAST_DAEMON_SECONDS else "")
     cut: dict[int, list[Purpose]] = {}
     for kind, job in facts.jobs.items():
         allowed = within_limits(job, options, rules, accounting).time_limit_seconds
@@ -285,8 +293,10 @@ def _judge_time(facts: Facts, rules: SiteRules, accounting: Accounting) -> Itera
             cut.setdefault(allowed, []).append(kind)
     for allowed, kinds in cut.items():
         trial = facts.config.trial.time_limit_seconds
-        text = f"account or QOS allows {hours(allowed)}: {', '.join(kinds)} jobs ask for that"
+        text = f"account or QOS allows {format_hours(allowed)}: {', '.join(kinds)} jobs ask for that"
         if "trial" in kinds:
-            text += f" and not for [trial] time_limit ({hours(trial)})"
+            text += f" and not for [trial] time_limit ({format_hours(trial)})"
         setting = setting_of_role(facts, "trial" if "trial" in kinds else kinds[0], "qos")
-        yield finding("MaxWall", text, warn=f"where a job takes longer, set another {setting} or account")
+        yield make_finding(
+            "MaxWall", text, warn=f"where a job takes longer, set another {setting} or account"
+        )

@@ -59,7 +59,7 @@ class NodeJob:
         return not (self.record or self.trouble)
 
 
-def survey(
+def survey_nodes(
     targets: Sequence[Target],
     *,
     site: Site,
@@ -78,12 +78,12 @@ def survey(
         words += ["--redis-file", str(redis_file)] if redis_file is not None else []
         words += ["--sandbox"] if target.sandbox else []
         first.append(_node_job(target, site, folder, "measure", words))
-    ask(first, wait_seconds)
+    ask_nodes(first, wait_seconds)
     for number, target in enumerate(targets):
         if first[number].record.get("nonce_left"):
             words = [*roots, "--look", f"{folder.name}{number}"]
             second.append(_node_job(target, site, folder, "look", words))
-    ask(second, wait_seconds)
+    ask_nodes(second, wait_seconds)
     seen = {asked.target.node: asked.record.get("nonce_seen") for asked in second}
     for asked in first:
         asked.shared = seen.get(asked.target.node)
@@ -107,7 +107,9 @@ def _node_job(target: Target, site: Site, folder: Path, what: str, words: Sequen
     return NodeJob(target=target, job=job, out=out)
 
 
-def ask(asked: Sequence[NodeJob], wait_seconds: float, look: Callable[[NodeJob], None] | None = None) -> None:
+def ask_nodes(
+    asked: Sequence[NodeJob], wait_seconds: float, look: Callable[[NodeJob], None] | None = None
+) -> None:
     """Submit, wait for the answers, and cancel the jobs without one. `look`: reads a job's answer, if it exists."""
     look = look or look_for_answer
     for one in asked:

@@ -20,7 +20,7 @@ from evaljobs.staging.capacity import MEMORY_FS, fs_type
 
 OWN_FOLDERS = (Path("/tmp"), Path("/var/tmp"), Path("/run"), Path("/dev/shm"))
 SINFO_SECONDS = 30.0
-ADDRESSES = ("sinfo", "--noheader", "--Node", "--Format=NodeAddr:256")
+ADDRESSES_COMMAND = ("sinfo", "--noheader", "--Node", "--Format=NodeAddr:256")
 
 
 def check_shared(paths: Iterable[str]) -> None:
@@ -29,7 +29,7 @@ def check_shared(paths: Iterable[str]) -> None:
         fs = fs_type(_existing(path))
         if not is_own(Path(path).resolve(), fs):
             continue
-        if all_here(_addresses(), socket.gethostname()):
+        if are_all_here(_addresses(), socket.gethostname()):
             return
         raise OperatorError(
             f"the nodes cannot see {path} ({fs}, this machine's own): put it on storage that they share"
@@ -51,7 +51,7 @@ def is_own(place: Path, fs: str) -> bool:
     return fs in MEMORY_FS or any(place.is_relative_to(folder) for folder in OWN_FOLDERS)
 
 
-def all_here(addresses: Sequence[str], host: str) -> bool:
+def are_all_here(addresses: Sequence[str], host: str) -> bool:
     """Return whether every node is this machine, as on a cluster of one. True also without addresses, which prove nothing."""
     own = {"localhost", host, host.partition(".")[0]}
     return all(address in own or _loopback(address) for address in addresses)
@@ -66,6 +66,6 @@ def _loopback(address: str) -> bool:
 
 def _addresses() -> list[str]:
     try:
-        return run_command(ADDRESSES, seconds=SINFO_SECONDS).split()
+        return run_command(ADDRESSES_COMMAND, seconds=SINFO_SECONDS).split()
     except CommandError:
         return []

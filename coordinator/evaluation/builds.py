@@ -69,7 +69,7 @@ def conversion_ended(state: State, outcome: Converted, _at: float) -> list[Actio
     return [InspectConverted(path=outcome.path)]
 
 
-def inspected(state: State, event: CheckpointConverted) -> list[Action]:
+def conversion_inspected(state: State, event: CheckpointConverted) -> list[Action]:
     if state.conversion.status == "done" and event.checkpoint is None:
         state.conversion.status = "due"  # the converted folder has been removed since
     if state.conversion.status != "made":
@@ -122,7 +122,7 @@ def conversion_restarted(state: State) -> list[Action]:
 # --- request sets ------------------------------------------------------------------------------------------------------------
 
 
-def found(state: State, event: RequestSetsFound) -> list[Action]:
+def request_sets_found(state: State, event: RequestSetsFound) -> list[Action]:
     """Record the request sets on disk, and rebuild those that have been removed."""
     if event.folders.keys() != set(range(len(state.entries))):
         raise IllegalEventError("request sets were looked up for other entries")
@@ -131,7 +131,7 @@ def found(state: State, event: RequestSetsFound) -> list[Action]:
         if entry.status in HAVE_SETS:
             if entry.index not in event.sets:
                 state.plan.pending = False
-                again(entry)
+                build_again(entry)
         elif entry.index in event.sets and not entry.terminal:
             entry.sets = event.sets[entry.index]
             entry.status = "built"
@@ -167,13 +167,13 @@ def end_soon(state: State) -> bool:
     return bool(building) and all(_has_few(state, entry) for entry in building)
 
 
-def intended(state: State, event: JobIntended) -> None:
+def build_intended(state: State, event: JobIntended) -> None:
     for index in event.entries:
         entry = state.entries[index]
         entry.status, entry.build_job = "building", event.job.name
 
 
-def built(state: State, outcome: Built, _at: float) -> list[Action]:
+def sets_built(state: State, outcome: Built, _at: float) -> list[Action]:
     entry = state.entries[outcome.entry]
     if entry.terminal or (outcome.batch_size, outcome.cut) != (state.batch_size, state.cut_of(entry)):
         return []
@@ -184,7 +184,7 @@ def built(state: State, outcome: Built, _at: float) -> list[Action]:
     return []
 
 
-def probed(state: State, outcome: Probed, _at: float) -> list[Action]:
+def batch_size_probed(state: State, outcome: Probed, _at: float) -> list[Action]:
     """Record the probed batch size or token budget: the requests exist, and their batches still have to be added."""
     if state.batch_size != "auto":
         return []
@@ -193,17 +193,17 @@ def probed(state: State, outcome: Probed, _at: float) -> list[Action]:
         state.token_budget = outcome.token_budget
     for entry in state.entries:
         if entry.status == "built":
-            again(entry)
+            build_again(entry)
     return []
 
 
-def again(entry: EntryState) -> None:
+def build_again(entry: EntryState) -> None:
     """Mark an entry as unbuilt: its requests lack the batches of its cut, or were removed."""
     entry.status = "unbuilt"
     entry.building = entry.building.anew
 
 
-def failed(state: State, outcome: Failed, at: float) -> Due:
+def build_failed(state: State, outcome: Failed, at: float) -> Due:
     if outcome.entry is None:
         return []
     entry = state.entries[outcome.entry]
@@ -217,7 +217,7 @@ def failed(state: State, outcome: Failed, at: float) -> Due:
     return []
 
 
-def job_over(state: State, info: JobInfo, word: str) -> Due:
+def build_job_over(state: State, info: JobInfo, word: str) -> Due:
     """Handle the end of a build job. Repeated failures with nothing built in between fail all entries, not just this one."""
     mine = (state.entries[i] for i in info.entries)
     left = [e for e in mine if e.build_job == info.job.name and e.status == "building"]
@@ -248,7 +248,7 @@ def job_over(state: State, info: JobInfo, word: str) -> Due:
 # --- batches that do not fit a GPU's memory ---------------------------------------------------------------------------
 
 
-def too_large(state: State, outcome: TooLarge, at: float) -> Due:
+def batch_too_large(state: State, outcome: TooLarge, at: float) -> Due:
     """Handle a unit or batch that does not fit a GPU. Only an entry's first report counts; one from a larger GPU does, too."""
     shard = state.shards.by_name.get(outcome.shard)
     if shard is None or shard.frame is not None or shard.quarantined:
@@ -297,7 +297,7 @@ def cuts_due(state: State, now: float) -> Due:
         yield TokenBudgetReduced(at=now, entry=index, token_budget=fits)
 
 
-def reduced(state: State, event: TokenBudgetReduced) -> list[Action]:
+def token_budget_reduced(state: State, event: TokenBudgetReduced) -> list[Action]:
     entry = state.entries[event.entry]
     outcome = state.shards.too_large.pop(event.entry, None)
     if entry.terminal:
@@ -307,7 +307,7 @@ def reduced(state: State, event: TokenBudgetReduced) -> list[Action]:
         f"{entry.name} starts again with a token budget of {event.token_budget}: a unit of {_budget(state, entry)} tokens "
         f"does not fit the GPU memory{where}"
     )
-    withdrawn = shards.retire(state, entry, executes=False)
+    withdrawn = shards.retire_plan(state, entry, executes=False)
     entry.token_budget = event.token_budget
-    again(entry)
+    build_again(entry)
     return withdrawn

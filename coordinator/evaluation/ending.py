@@ -23,10 +23,10 @@ from coordinator.evaluation.events import (
 from coordinator.evaluation.jobs import Due
 from coordinator.evaluation.state import Phase, State
 
-RELEASED = ("stage", "metric")  # purposes of jobs that exit by themselves once released
+RELEASED_PURPOSES = ("stage", "metric")  # purposes of jobs that exit by themselves once released
 
 
-def cancel(state: State, event: CancelAsked) -> list[Action]:
+def cancel_evaluation(state: State, event: CancelAsked) -> list[Action]:
     ending = state.ending
     ending.retry_waits = False
     if ending.phase < Phase.LEAVING:  # otherwise its scores stand
@@ -41,7 +41,7 @@ def results_written(state: State, _event: ResultsWritten) -> list[Action]:
     return []
 
 
-def retry(state: State, event: RetryAsked) -> list[Action]:
+def retry_evaluation(state: State, event: RetryAsked) -> list[Action]:
     """Retry what has failed, alongside whatever is running. An evaluation that is ending finishes that first: its jobs end,
     and other jobs may take its nodes.
     """
@@ -60,7 +60,7 @@ def begin_again(state: State, gone: Collection[int] = ()) -> list[Action]:
     state.ending.cancelled, state.ending.ended_at = "", None
     state.ending.retried, state.ending.retry_waits = True, False
     builds.convert_again(state)
-    nodes.withdraw_all(state)
+    nodes.withdraw_all_nodes(state)
     return _reopen(state, gone)
 
 
@@ -80,14 +80,14 @@ def _reopen(state: State, gone: Collection[int]) -> list[Action]:
     actions: list[Action] = []
     for entry in (e for e in state.entries if not e.terminal or e.status == "failed"):
         if entry.index in gone:
-            actions += shards.retire(state, entry, executes=True)
+            actions += shards.retire_plan(state, entry, executes=True)
             entry.sets, entry.status = {}, "failed"
         if entry.status == "failed":
             actions += shards.reopen_entry(state, entry)
     return actions
 
 
-def closed(state: State, event: Closed) -> list[Action]:
+def evaluation_closed(state: State, event: Closed) -> list[Action]:
     state.plan.pending = False
     state.ending.close(event.reason, inference_only=event.inference_only, instead=event.instead)
     return []
@@ -118,20 +118,20 @@ def work_done(state: State, event: WorkDone) -> list[Action]:
     state.ending.phase = Phase.WRITING
     live = [info for _, info in sorted(state.jobs.live.items())]
     actions: list[Action] = [StopWorkers()]
-    actions += jobs.end(state, [i for i in live if i.job.purpose not in RELEASED], event.at)
+    actions += jobs.end_jobs(state, [i for i in live if i.job.purpose not in RELEASED_PURPOSES], event.at)
     actions += [WriteResults(failed=state.failed_entries()), RemoveQueue()]
     for info in [*state.live_jobs("stage"), *state.scoring.workers.values()]:
         if info.released_at is None:
-            actions += jobs.release(state, info, event.at)
+            actions += jobs.release_job(state, info, event.at)
     return actions
 
 
-def ended(state: State, event: Ended) -> list[Action]:
+def evaluation_ended(state: State, event: Ended) -> list[Action]:
     state.ending.phase, state.ending.ended_at = Phase.ENDED, event.at
     return begin_again(state) if state.ending.retry_waits else []
 
 
-def restarted(state: State, now: float) -> list[Action]:
+def ending_restarted(state: State, now: float) -> list[Action]:
     """Make unwritten results due again, and repeat the release and cancellation of jobs."""
     ending = state.ending
     if ending.phase == Phase.WRITING:
@@ -139,5 +139,7 @@ def restarted(state: State, now: float) -> list[Action]:
     released = [info for _, info in sorted(state.jobs.live.items()) if info.released_at is not None]
     actions: list[Action] = [StopWorkers()] if state.winding_down else []
     for info in released:
-        actions += jobs.release(state, info, now) if info.job.purpose in RELEASED else []
-    return actions + jobs.end(state, [i for i in released if i.job.purpose not in RELEASED], now)
+        actions += jobs.release_job(state, info, now) if info.job.purpose in RELEASED_PURPOSES else []
+    return actions + jobs.end_jobs(
+        state, [i for i in released if i.job.purpose not in RELEASED_PURPOSES], now
+    )

@@ -15,7 +15,7 @@ from coordinator.diagnosis.verdict import Diagnosis
 from coordinator.evaluation.records import JOURNAL_FORMAT, EvaluationRecord, ScreenScore
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import Outcome
-from evaljobs.contract.specs import DEFERRED, CheckpointSpec, FrameRef, Record
+from evaljobs.contract.specs import DEFERRED_BUILD, CheckpointSpec, FrameRef, Record
 
 
 class Event(Record):
@@ -498,4 +498,6 @@ AnyEvent = (
     | Restarted
     | ResultsWritten
 )
-EVENT: TypeAdapter[AnyEvent] = TypeAdapter(Annotated[AnyEvent, Field(discriminator="kind")], config=DEFERRED)
+EVENT: TypeAdapter[AnyEvent] = TypeAdapter(
+    Annotated[AnyEvent, Field(discriminator="kind")], config=DEFERRED_BUILD
+)

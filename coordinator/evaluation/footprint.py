@@ -28,12 +28,12 @@ MIB = 1 << 20
 GB = 10**9
 GPU_RESERVE_BYTES = GB
 """Reserved on each GPU for the CUDA context and the smallest batch; weights may take the rest."""
-SERVERS = ("vllm", "sglang")  # engines that split each layer over a power of two of GPUs
-WIDTHS = {"float64": 8, "double": 8, "float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
+POWER_OF_TWO_ENGINES = ("vllm", "sglang")  # engines that split each layer over a power of two of GPUs
+DTYPE_BYTES = {"float64": 8, "double": 8, "float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 """Bytes of a weight by torch's name of its dtype."""
-FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+STORED_DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 """Bytes of a stored weight by safetensors' dtype name; loading converts only these."""
-SMALLER = (
+SHRINKING_ARGUMENTS = (
     *("load_in_4bit", "load_in_8bit", "quantization_config", "autogptq", "gptqmodel", "gguf_file"),
     *("max_cpu_memory", "quantization", "cpu_offload_gb", "load_format"),
 )
@@ -51,7 +51,7 @@ class Footprint:
 NO_CHECKPOINT = Footprint()
 
 
-def footprint(record: EvaluationRecord) -> Footprint:
+def footprint_of(record: EvaluationRecord) -> Footprint:
     """Return what this evaluation's jobs request because of its checkpoint."""
     own = own_bytes(record.checkpoint, record.model)
     return Footprint(files=record.checkpoint.bytes, own_mb=ceil(own / MIB))
@@ -76,19 +76,26 @@ def own_bytes(checkpoint: CheckpointSpec, model: ModelOptions) -> int:
 def loaded_bytes(stored: Weights, model: ModelOptions) -> int | None:
     """Return the bytes of the weights as the engine loads them; None if its arguments or name do not determine that."""
     given, by_hand = model.model_args, isinstance(model.model_args.get("device_map"), Mapping)
-    if model.engine not in (*HF_ENGINES, *SERVERS) or by_hand or any(given.get(name) for name in SMALLER):
+    if (
+        model.engine not in (*HF_ENGINES, *POWER_OF_TWO_ENGINES)
+        or by_hand
+        or any(given.get(name) for name in SHRINKING_ARGUMENTS)
+    ):
         return None
     dtype = str(given.get("dtype", "auto")).removeprefix("torch.")
     if stored.quantized or (dtype == "auto" and stored.dtype is None):
         return stored.bytes
     if dtype == "auto":
         dtype = str(stored.dtype)
-        if model.engine in SERVERS and dtype == "float32":
+        if model.engine in POWER_OF_TWO_ENGINES and dtype == "float32":
             dtype = "float16"
-    width = WIDTHS.get(dtype)
+    width = DTYPE_BYTES.get(dtype)
     if width is None:
         return None
-    return sum(size // FLOATS[d] * width if d in FLOATS else size for d, size in stored.sizes.items())
+    return sum(
+        size // STORED_DTYPE_BYTES[d] * width if d in STORED_DTYPE_BYTES else size
+        for d, size in stored.sizes.items()
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +179,7 @@ def gpu_need(record: EvaluationRecord) -> GpuNeed:
         weights=weights or 0,
         stored=0 if stored is None else stored.bytes,
         gpus=options.trial.gpus_per_trial,
-        doubling=model.engine in SERVERS,
+        doubling=model.engine in POWER_OF_TWO_ENGINES,
         gpu_gb=options.gpu_memory_gb,
     )
 
@@ -185,7 +192,7 @@ BASE_MEMORY_MB = (
 PRECURSOR_SLACK = 1.25  # memory of a precursor, as a multiple of the checkpoint's bytes
 
 
-class Asked(TypedDict):
+class JobResources(TypedDict):
     """What each member of a job requests from the cluster."""
 
     gpus: int
@@ -194,7 +201,9 @@ class Asked(TypedDict):
     time_limit_seconds: int
 
 
-def asked(purpose: Purpose, options: RunOptions, size: Footprint = NO_CHECKPOINT, lanes: int = 1) -> Asked:
+def job_resources(
+    purpose: Purpose, options: RunOptions, size: Footprint = NO_CHECKPOINT, lanes: int = 1
+) -> JobResources:
     """Return the most that a job of this purpose requests; predictions may lower the time. `size`: of the checkpoint that it
     converts, stages or loads; `lanes`: trials that a host runs. Submission lowers times beyond a partition's MaxTime.
     """
@@ -212,17 +221,17 @@ def asked(purpose: Purpose, options: RunOptions, size: Footprint = NO_CHECKPOINT
         "metric": (0, options.metric.cpus, options.metric.memory_mb, seconds + 3600),
     }
     gpus, cpus, memory_mb, seconds = what[purpose]
-    return Asked(gpus=gpus, cpus=cpus, memory_mb=memory_mb, time_limit_seconds=seconds)
+    return JobResources(gpus=gpus, cpus=cpus, memory_mb=memory_mb, time_limit_seconds=seconds)
 
 
 def precursor_memory_mb(record: EvaluationRecord) -> int:
     """Return what a precursor requests of a node."""
-    return asked("stage", record.options, footprint(record))["memory_mb"]
+    return job_resources("stage", record.options, footprint_of(record))["memory_mb"]
 
 
 def trial_memory_mb(record: EvaluationRecord) -> int:
     """Return what a trial requests of a node on top of its precursor."""
-    return asked("trial", record.options, footprint(record))["memory_mb"]
+    return job_resources("trial", record.options, footprint_of(record))["memory_mb"]
 
 
 # --- more memory -------------------------------------------------------------------------------------------------------
@@ -260,8 +269,8 @@ def job_gets_more(state: State, info: JobInfo) -> bool:
 
 def gets_more(state: State, purpose: Purpose, who: str, *, had_mb: int, lanes: int = 1) -> bool:
     """Return whether the next job of this purpose requests more, after the kernel killed one that had `had_mb` MiB."""
-    options, size = state.record.options, footprint(state.record)
-    if 2 * asked(purpose, options, size, lanes)["memory_mb"] > 3 * had_mb:
+    options, size = state.record.options, footprint_of(state.record)
+    if 2 * job_resources(purpose, options, size, lanes)["memory_mb"] > 3 * had_mb:
         return True  # raised since by another job's end; a site may grant somewhat more than requested
     setting = _SETTINGS[purpose]
     has, more = _now(state, purpose), _more(state, purpose, lanes)
@@ -293,7 +302,7 @@ def _raised(options: RunOptions, purpose: Purpose, memory_mb: int) -> RunOptions
 def _now(state: State, purpose: Purpose) -> int:
     """Return the MiB that a job of this purpose requests now; of a host, per trial."""
     kind: Purpose = "trial" if purpose == "host" else purpose
-    return asked(kind, state.record.options, footprint(state.record))["memory_mb"]
+    return job_resources(kind, state.record.options, footprint_of(state.record))["memory_mb"]
 
 
 def _more(state: State, purpose: Purpose, lanes: int = 1) -> int:

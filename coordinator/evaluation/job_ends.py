@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from coordinator.cluster import COORDINATOR_ENDED, Purpose
-from coordinator.diagnosis.verdict import Diagnosis, in_words, of_state
+from coordinator.diagnosis.verdict import Diagnosis, diagnose_state, diagnosis_in_words
 from coordinator.evaluation import builds, jobs, nodes, scoring, shards
 from coordinator.evaluation.actions import CancelJob, ReleaseClaims, SubmitJob
 from coordinator.evaluation.events import Closed, JobEnded, JobNotSubmitted, NodeBackedOff
@@ -24,20 +24,20 @@ from coordinator.evaluation.jobs import Due
 from coordinator.evaluation.state import IllegalEventError, JobInfo, NodeUse, State, Trial
 from evaljobs.contract.names import LaneId
 
-EXPLAINED = frozenset({"TimeLimit", "Cancelled", "NodeFailure", "Preempted"})
+EXPLAINED_REASONS = frozenset({"TimeLimit", "Cancelled", "NodeFailure", "Preempted"})
 """Diagnoses of an end without an outcome that is neither the node's nor the shard's fault."""
-BROKEN = frozenset({"ECCError", "NVLinkError"})  # faults of the node, whatever it runs
-OF_PLACE = frozenset(
+HARDWARE_REASONS = frozenset({"ECCError", "NVLinkError"})  # faults of the node, whatever it runs
+PLACE_REASONS = frozenset(
     {"OutOfMemoryError", "DataloaderKilled", "ImportError", "FileNotFoundError", "PermissionError", "OSError"}
 )
 """User errors that may be specific to one node: another program fills its GPU, or a file system is not mounted."""
 
 _OVER: dict[Purpose, Callable[[State, JobInfo, str], Due]] = {
-    "build": builds.job_over,
+    "build": builds.build_job_over,
     "convert": builds.conversion_over,
-    "stage": nodes.job_over,
-    "host": nodes.job_over,
-    "metric": scoring.job_over,
+    "stage": nodes.node_job_over,
+    "host": nodes.node_job_over,
+    "metric": scoring.worker_job_over,
 }
 MAX_DEATHS = 3  # deaths with one shard before its task fails, or on one node before its back-off
 MAX_DEATHS_IN_A_ROW = (
@@ -47,7 +47,7 @@ MAX_DEATHS_IN_A_ROW = (
 
 
 def not_submitted(state: State, event: JobNotSubmitted) -> Due:
-    info = jobs.known(state, event.job)
+    info = jobs.known_job(state, event.job)
     doubt = event.reason == "in-doubt"
     if info.phase == "ended" or (info.phase == "submitted" and doubt):
         return []  # already ended, or listed before its submission failed
@@ -56,7 +56,7 @@ def not_submitted(state: State, event: JobNotSubmitted) -> Due:
     node = state.nodes.by_name.get(info.job.node or "")
     prefetch = node is not None and not node.lanes
     if event.reason == "limit" and info.released_at is None and not prefetch:
-        jobs.hold(state, info, event.error, event.at)
+        jobs.hold_job(state, info, event.error, event.at)
         return []
     if doubt:
         info.phase, info.submissions = "uncertain", info.submissions.failed()
@@ -86,7 +86,7 @@ def _refused(state: State, info: JobInfo, event: JobNotSubmitted) -> Due:
     node = state.nodes.by_name.get(info.job.node or "")
     on_node = event.reason == "refused-on-node"
     if on_node and node is not None:
-        return nodes.back_off(node, why, event.at)
+        return nodes.back_off_node(node, why, event.at)
     if on_node and info.job.exclude:
         state.jobs.unlaunched.clear()  # no other node can run it
     else:
@@ -94,8 +94,8 @@ def _refused(state: State, info: JobInfo, event: JobNotSubmitted) -> Due:
     return []
 
 
-def ended(state: State, event: JobEnded) -> Due:
-    info = jobs.known(state, event.job)
+def job_ended(state: State, event: JobEnded) -> Due:
+    info = jobs.known_job(state, event.job)
     if event.index not in info.members:
         raise IllegalEventError(f"{event.job} has no member {event.index}")
     if info.members[event.index] == "ended":
@@ -130,11 +130,11 @@ def _end_members(
         dead = [trial for name in names if (trial := jobs.end_trial(state, name)) is not None]
         found += [ReleaseClaims(trial=trial.name) for trial in dead]
         if word == jobs.PREEMPTED:
-            found += nodes.preempted(state, info, now)
+            found += nodes.member_preempted(state, info, now)
         elif dead and not _ours(state, info, dead, word):
             found += _died_silently(state, dead[0], word, shard, now, cause=cause)
         elif word == OUT_OF_MEMORY and info.job.purpose == "metric" and state.can_work:
-            found += scoring.out_of_memory(state, info, now)
+            found += scoring.worker_out_of_memory(state, info, now)
     if all(phase == "ended" for phase in info.members.values()) and info.live:
         info.phase = "ended"
         del state.jobs.live[info.job.name]
@@ -155,43 +155,43 @@ def _died_silently(
     state: State, trial: Trial, word: str, shard: str | None, now: float, *, cause: Diagnosis | None
 ) -> Due:
     if word == OUT_OF_MEMORY:
-        return out_of_memory(state, trial, shard, now)
-    cause = cause or of_state(word)
-    why = in_words(cause, f"{trial.name} ended ({word}) without a word")
+        return trial_out_of_memory(state, trial, shard, now)
+    cause = cause or diagnose_state(word)
+    why = diagnosis_in_words(cause, f"{trial.name} ended ({word}) without a word")
     place = state.jobs.by_name[trial.job].job.node
     node = state.nodes.by_name.get(place or "")
-    if cause.reason in EXPLAINED:
-        return died(state, place, why, now, counts=False)
-    if broken(cause) and node is not None:
-        return nodes.back_off(node, why, now, at_fault=True)
-    return died_with(state, place, shard, why, now, cause=cause)
+    if cause.reason in EXPLAINED_REASONS:
+        return trial_died_idle(state, place, why, now, counts=False)
+    if is_hardware_fault(cause) and node is not None:
+        return nodes.back_off_node(node, why, now, at_fault=True)
+    return trial_died_with(state, place, shard, why, now, cause=cause)
 
 
-def broken(cause: Diagnosis | None) -> bool:
+def is_hardware_fault(cause: Diagnosis | None) -> bool:
     """Return whether a node's hardware is at fault, whatever it runs."""
-    return cause is not None and cause.reason in BROKEN
+    return cause is not None and cause.reason in HARDWARE_REASONS
 
 
 def _of_program(cause: Diagnosis | None) -> bool:
     """Return whether every node would show this error."""
-    return cause is not None and cause.owner in ("user", "evalspan") and cause.reason not in OF_PLACE
+    return cause is not None and cause.owner in ("user", "evalspan") and cause.reason not in PLACE_REASONS
 
 
-def out_of_memory(state: State, trial: Trial, shard: str | None, now: float) -> Due:
+def trial_out_of_memory(state: State, trial: Trial, shard: str | None, now: float) -> Due:
     """Handle a trial killed for lack of memory: request more; if that is impossible its shard may be too large for any node."""
     info = state.jobs.by_name[trial.job]
     if job_gets_more(state, info):
         return []
     why = out_of_memory_words(state, info.job.purpose, trial.name)
     if shard is not None:
-        return died_with(state, info.job.node, shard, why, now)
+        return trial_died_with(state, info.job.node, shard, why, now)
     return [Closed(at=now, reason=why, inference_only=True)]
 
 
 # --- what a death counts against ---------------------------------------------------------------------------------------
 
 
-def died_with(
+def trial_died_with(
     state: State,
     node_name: str | None,
     name: str | None,
@@ -203,7 +203,7 @@ def died_with(
     """Charge a trial's death on this node, with the shard that it held, if any."""
     shard, counts = state.shards.by_name.get(name or ""), not _of_program(cause)
     if name is None or shard is None:
-        return died(state, node_name, why, now, counts=counts)
+        return trial_died_idle(state, node_name, why, now, counts=counts)
     if not shards.is_to_do(state, name):
         return []
     node = state.nodes.by_name[node_name or ""]
@@ -224,10 +224,10 @@ def died_with(
         return found
     other = min(there, key=lambda n: (n.deaths, n.name))
     shard.lane = min(other.busy_lanes, default=str(LaneId(other.name, 0)))
-    return [*found, *shards.requeue(state, [name])]
+    return [*found, *shards.requeue_shards(state, [name])]
 
 
-def died(state: State, node_name: str | None, why: str, now: float, *, counts: bool = True) -> Due:
+def trial_died_idle(state: State, node_name: str | None, why: str, now: float, *, counts: bool = True) -> Due:
     """Charge the death of a trial that held no shard. `counts`: nothing explains it, so its node may be at fault."""
     node = state.nodes.by_name.get(node_name or "")
     if node is None or node.status in ("back-off", "withdrawn") or node.died_at == now:
@@ -249,4 +249,4 @@ def _charge(node: NodeUse, why: str, now: float) -> list[NodeBackedOff]:
         return []
     node.died_at = now
     node.deaths += 1
-    return nodes.back_off(node, why, now) if node.deaths >= MAX_DEATHS else []
+    return nodes.back_off_node(node, why, now) if node.deaths >= MAX_DEATHS else []

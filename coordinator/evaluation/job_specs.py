@@ -16,11 +16,11 @@ from coordinator.cluster import CPU_SLOT, Job, Purpose
 from coordinator.config.schema import StageConfig
 from coordinator.evaluation.events import JobIntended
 from coordinator.evaluation.footprint import (
-    Asked,
     Footprint,
-    asked,
-    footprint,
+    JobResources,
+    footprint_of,
     host_limit_seconds,
+    job_resources,
     trial_limit_seconds,
     worker_limit_seconds,
 )
@@ -70,8 +70,8 @@ class Site:
         return str(self.paths.root / state.evaluation_id)
 
 
-def _asked(state: State, purpose: Purpose, lanes: int = 1) -> Asked:
-    return asked(purpose, state.record.options, footprint(state.record), lanes)
+def _asked(state: State, purpose: Purpose, lanes: int = 1) -> JobResources:
+    return job_resources(purpose, state.record.options, footprint_of(state.record), lanes)
 
 
 def _new_name(state: State, purpose: Purpose, detail: str) -> str:
@@ -83,7 +83,7 @@ def _new_name(state: State, purpose: Purpose, detail: str) -> str:
     return name
 
 
-def _job(state: State, site: Site, purpose: Purpose, detail: str, asks: Asked) -> Job:
+def _job(state: State, site: Site, purpose: Purpose, detail: str, asks: JobResources) -> Job:
     """A new job of this purpose, which reads the spec of its own name."""
     paths = site.of(state)
     name = _new_name(state, purpose, detail)
@@ -122,7 +122,7 @@ def build_job(state: State, site: Site, entries: Sequence[EntryState], now: floa
 
 def convert_job(state: State, site: Site, now: float) -> JobIntended:
     """Return a CPU job that converts the announced checkpoint to a Hugging Face folder."""
-    asks = asked("convert", state.record.options, Footprint(files=_announced(state).bytes))
+    asks = job_resources("convert", state.record.options, Footprint(files=_announced(state).bytes))
     return JobIntended(at=now, job=_elsewhere(state, _job(state, site, "convert", "checkpoint", asks)))
 
 
@@ -183,7 +183,7 @@ def worker_job(state: State, site: Site, count: int, now: float) -> JobIntended:
 # --- what the performer writes and submits for an intended job -----------------------------------------------------------
 
 
-def environment(site: Site, purpose: Purpose) -> Mapping[str, str]:
+def environment_of_job(site: Site, purpose: Purpose) -> Mapping[str, str]:
     """Return the environment of a job. It is not journalled, since it may hold tokens."""
     return site.worker_env if purpose == "metric" else site.trial_env
 

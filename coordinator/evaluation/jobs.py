@@ -19,7 +19,7 @@ from evaljobs.contract.names import LaneId
 Due = Iterable[Action | AnyEvent]
 """Return value of a handler or a rule: actions, and events that the evaluation decided, which `step` journals."""
 
-SERVED = frozenset(
+SERVED_STATES = frozenset(
     {"COMPLETED", "TIMEOUT"}
 )  # end states of a precursor that held weights until its time limit
 PREEMPTED = "PREEMPTED"  # the clusters' state of a job that lost its place to a higher priority
@@ -27,7 +27,7 @@ PREEMPTED = "PREEMPTED"  # the clusters' state of a job that lost its place to a
 NO_FAULT_OF_A_JOB = frozenset({PREEMPTED, "NODE_FAIL", COORDINATOR_ENDED})
 
 
-def known(state: State, name: str) -> JobInfo:
+def known_job(state: State, name: str) -> JobInfo:
     """Return the job of this name. Raise IllegalEventError if it was never intended."""
     info = state.jobs.by_name.get(name)
     if info is None:
@@ -35,7 +35,7 @@ def known(state: State, name: str) -> JobInfo:
     return info
 
 
-def intended(state: State, event: JobIntended) -> None:
+def job_intended(state: State, event: JobIntended) -> None:
     """Record that the job exists, in the state if not yet on the cluster; its trials live, each on its lane."""
     name = JobName.parse(event.job.name)
     kind = (name.kind, name.detail)
@@ -85,8 +85,8 @@ def trials_of(info: JobInfo, member: int) -> tuple[str, ...]:
     return info.trials if info.job.purpose == "host" else info.trials[member : member + 1]
 
 
-def submitted(state: State, event: JobSubmitted) -> list[Action]:
-    info = known(state, event.job)
+def job_submitted(state: State, event: JobSubmitted) -> list[Action]:
+    info = known_job(state, event.job)
     state.jobs.held.pop(event.job, None)
     if info.phase == "ended":
         return [CancelJob(job_id=event.job_id)]
@@ -94,11 +94,11 @@ def submitted(state: State, event: JobSubmitted) -> list[Action]:
         # a submission that timed out had succeeded after all: cancel the later duplicate
         return [CancelJob(job_id=event.job_id)]
     info.phase, info.job_id, info.changed_at = "submitted", event.job_id, event.at
-    return end(state, [info], event.at) if info.released_at is not None else []
+    return end_jobs(state, [info], event.at) if info.released_at is not None else []
 
 
-def started(state: State, event: JobStarted) -> list[Action]:
-    member_runs(state, known(state, event.job), event.index, event.at)
+def job_started(state: State, event: JobStarted) -> list[Action]:
+    member_runs(state, known_job(state, event.job), event.index, event.at)
     return []
 
 
@@ -114,14 +114,14 @@ def member_runs(state: State, info: JobInfo, member: int, now: float) -> None:
                 state.trials.idle.pop(name, None)
 
 
-def hold(state: State, info: JobInfo, why: str, now: float) -> None:
+def hold_job(state: State, info: JobInfo, why: str, now: float) -> None:
     """Hold a job that a limit on jobs keeps out, and submit it again after a pause."""
     info.phase = "intended"
     info.refusals = info.refusals.failed(now)
     state.jobs.held[info.job.name] = why
 
 
-def held_over(state: State, now: float) -> list[Action]:
+def held_job_over(state: State, now: float) -> list[Action]:
     """Submit held jobs whose pause is over."""
     return _again(state, [name for name in state.jobs.held if state.jobs.by_name[name].refusals.due(now)])
 
@@ -131,7 +131,7 @@ def _again(state: State, names: Iterable[str]) -> list[Action]:
     return [SubmitJob(job=state.jobs.by_name[name].job) for name in held]
 
 
-def end(state: State, jobs: Iterable[JobInfo], now: float) -> list[Action]:
+def end_jobs(state: State, jobs: Iterable[JobInfo], now: float) -> list[Action]:
     """Cancel these jobs. A job whose submission is in doubt is cancelled once it is known to exist: on a drained node it
     would pend for ever. Members whose trials have left their outcomes exit by themselves and are not cancelled, since a
     cancelled job looks failed in the site's accounting. Whatever is left after `Grace.overdue` is cancelled then.
@@ -144,7 +144,7 @@ def end(state: State, jobs: Iterable[JobInfo], now: float) -> list[Action]:
             cancel_trial(state, trial)
         if not info.job_id:
             continue
-        left = [member for member in info.members if not accounted(state, info, member)]
+        left = [member for member in info.members if not has_all_outcomes(state, info, member)]
         if len(left) == len(info.members):
             actions.append(CancelJob(job_id=info.job_id))
         else:
@@ -152,13 +152,13 @@ def end(state: State, jobs: Iterable[JobInfo], now: float) -> list[Action]:
     return actions
 
 
-def accounted(state: State, info: JobInfo, member: int) -> bool:
+def has_all_outcomes(state: State, info: JobInfo, member: int) -> bool:
     """Return whether all trials of this member have left their outcomes."""
     trials = trials_of(info, member)
     return bool(trials) and not any(trial in state.trials.live for trial in trials)
 
 
-def release(state: State, info: JobInfo, now: float) -> list[Action]:
+def release_job(state: State, info: JobInfo, now: float) -> list[Action]:
     """Release a precursor or a job of workers. Running members exit by themselves; pending ones are cancelled."""
     info.released_at = now if info.released_at is None else info.released_at
     actions = _again(state, [info.job.name])
@@ -174,7 +174,7 @@ def release(state: State, info: JobInfo, now: float) -> list[Action]:
     return actions
 
 
-def restarted(state: State, now: float) -> None:
+def jobs_restarted(state: State, now: float) -> None:
     """Mark unanswered submissions as in doubt, and correct times if the clock was set back."""
     for name, info in state.jobs.live.items():
         if info.phase == "intended" and name not in state.jobs.held:

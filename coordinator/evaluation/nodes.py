@@ -44,7 +44,7 @@ MAX_BACK_OFF_SECONDS = 3600.0
 # --- events and outcomes -------------------------------------------------------------------------------------------------
 
 
-def offered(state: State, event: NodesOffered) -> list[Action]:
+def nodes_offered(state: State, event: NodesOffered) -> list[Action]:
     if state.nodes.paused_at is not None:
         return []
     for offer in event.offers:
@@ -79,36 +79,36 @@ def back_off_over(state: State, event: BackOffOver) -> list[Action]:
         node.deaths = max(0, node.deaths - 1)
         node.status = "ready" if staged_still else "offered"
         node.precursor = node.precursor if staged_still else None
-    return jobs.held_over(state, event.at)
+    return jobs.held_job_over(state, event.at)
 
 
-def withdrawn(state: State, event: NodeWithdrawn) -> list[Action]:
+def node_withdrawn(state: State, event: NodeWithdrawn) -> list[Action]:
     if event.node not in state.nodes.by_name:
         raise IllegalEventError(f"node {event.node} is not used")
-    return withdraw(state, event.node, event.reason, event.at)
+    return withdraw_node(state, event.node, event.reason, event.at)
 
 
-def pause(state: State, event: PauseAsked) -> list[Action]:
+def evaluation_paused(state: State, event: PauseAsked) -> list[Action]:
     """Builds, and scores of tasks that have all their answers, go on: they need no node with GPUs."""
     if not state.may_use_nodes:
         return []
     state.nodes.paused_at, state.nodes.paused = event.at, event.reason
     used = [node.name for node in state.nodes.by_name.values() if node.status != "withdrawn"]
-    return [action for name in used for action in withdraw(state, name, "it is paused", event.at)]
+    return [action for name in used for action in withdraw_node(state, name, "it is paused", event.at)]
 
 
-def resume(state: State, _event: ResumeAsked) -> list[Action]:
+def evaluation_resumed(state: State, _event: ResumeAsked) -> list[Action]:
     state.nodes.paused_at, state.nodes.paused = None, ""
     return []
 
 
-def staged(state: State, outcome: Staged, at: float) -> list[Action]:
+def weights_staged(state: State, outcome: Staged, at: float) -> list[Action]:
     info = state.jobs.by_name.get(outcome.name)
     if info is None:
         return []
     place = _place(state, info)
     if place is None or state.winding_down:
-        return jobs.release(state, info, at) if info.live and info.job.purpose == "stage" else []
+        return jobs.release_job(state, info, at) if info.live and info.job.purpose == "stage" else []
     place.path, place.why = outcome.path, outcome.why or place.why
     name_gpus(place, outcome.gpu_name)
     state.nodes.content = state.nodes.content or outcome.content
@@ -127,7 +127,7 @@ def name_gpus(place: NodeUse, name: str) -> None:
         place.gpu_name = place.gpu_name or name
 
 
-def stage_failed(state: State, outcome: Failed, _at: float) -> list[Action]:
+def staging_failed(state: State, outcome: Failed, _at: float) -> list[Action]:
     info = state.jobs.by_name.get(outcome.name)
     place = _place(state, info) if info is not None else None
     if outcome.blame == "operator":
@@ -145,7 +145,7 @@ def _place(state: State, info: JobInfo) -> NodeUse | None:
     return place if place is not None and place.precursor == info.job.name else None
 
 
-def intended(state: State, event: JobIntended) -> None:
+def node_job_intended(state: State, event: JobIntended) -> None:
     """Record a precursor or host job for its node."""
     place = state.nodes.by_name.get(event.job.node or "")
     if place is None:
@@ -160,39 +160,39 @@ def intended(state: State, event: JobIntended) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-def job_over(state: State, info: JobInfo, word: str) -> Due:
+def node_job_over(state: State, info: JobInfo, word: str) -> Due:
     """Handle the end of a precursor or host job."""
     place = _place(state, info)
     if place is None or place.status not in ("staging", "ready"):
         return []
     grows = word == OUT_OF_MEMORY and job_gets_more(state, info)
-    served = word in jobs.SERVED and place.status == "ready"
+    served = word in jobs.SERVED_STATES and place.status == "ready"
     place.precursor, place.why = None, f"{info.job.name} ended ({word})"
     place.status = "offered" if place.lanes else "withdrawn"
     if not (word == COORDINATOR_ENDED or grows or served):
         place.staging = place.staging.failed()
     if not place.staging.given_up or info.job.purpose == "stage":
         return []
-    return back_off(place, f"{place.why}, see {info.job.log}", info.changed_at)
+    return back_off_node(place, f"{place.why}, see {info.job.log}", info.changed_at)
 
 
-def withdraw(state: State, name: str, why: str, now: float) -> list[Action]:
+def withdraw_node(state: State, name: str, why: str, now: float) -> list[Action]:
     """Stop using the node; it may be offered again, but weights still being staged there are no reason to use it."""
     node = state.nodes.by_name.get(name)
     if node is not None:
         node.status, node.why, node.back_off_until = "withdrawn", why, None
         node.precursor, node.path = None, ""
-    return jobs.end(state, state.jobs_on(name), now)
+    return jobs.end_jobs(state, state.jobs_on(name), now)
 
 
-def withdraw_all(state: State) -> None:
+def withdraw_all_nodes(state: State) -> None:
     """Withdraw all nodes for a retry: other jobs may have them by now, and free ones are offered again."""
     state.nodes.paused_at, state.nodes.paused = None, ""
     for node in state.nodes.by_name.values():
         node.status, node.precursor, node.back_off_until = "withdrawn", None, None
 
 
-def preempted(state: State, info: JobInfo, now: float) -> list[Action]:
+def member_preempted(state: State, info: JobInfo, now: float) -> list[Action]:
     """Handle a preempted member of a node's job: the node loses a lane. Without lanes it is withdrawn until it is free."""
     name = info.job.node or ""
     place = state.nodes.by_name.get(name)
@@ -201,10 +201,10 @@ def preempted(state: State, info: JobInfo, now: float) -> list[Action]:
     if info.job.purpose == "trial" and place.lanes > 1:
         place.lanes -= 1
         return []
-    return withdraw(state, name, "a job of higher priority took it", now)
+    return withdraw_node(state, name, "a job of higher priority took it", now)
 
 
-def back_off(node: NodeUse, why: str, now: float, *, at_fault: bool = False) -> list[NodeBackedOff]:
+def back_off_node(node: NodeUse, why: str, now: float, *, at_fault: bool = False) -> list[NodeBackedOff]:
     """Put a node in use into back-off, twice as long each time. `at_fault`: as in the event."""
     if not node.in_use:
         return []
@@ -217,7 +217,7 @@ def back_off_seconds(before: int) -> float:
     return min(BACK_OFF_SECONDS * 2.0**before, MAX_BACK_OFF_SECONDS)
 
 
-def backed_off(state: State, event: NodeBackedOff) -> Due:
+def node_backed_off(state: State, event: NodeBackedOff) -> Due:
     node = state.nodes.by_name[event.node]
     if not node.in_use:
         return []
@@ -240,7 +240,7 @@ def hosts_trials(state: State, name: str | None) -> None:
         node.staging = node.staging.anew
 
 
-def unseen(state: State, node: NodeUse, now: float) -> list[Action]:
+def staging_unseen(state: State, node: NodeUse, now: float) -> list[Action]:
     """Handle a trial that saw nothing of what its precursor staged, though that precursor is not known to be dead.
 
     The first time the node may have lost its memory (a power cut the cluster has not noticed), so the weights are staged
@@ -258,12 +258,12 @@ def unseen(state: State, node: NodeUse, now: float) -> list[Action]:
     info = state.jobs.by_name.get(precursor or "")
     if info is None or not info.live:
         return []
-    return jobs.release(state, info, now)
+    return jobs.release_job(state, info, now)
 
 
-def host(state: State, node: NodeUse, why: str, now: float) -> list[Action]:
+def host_on_node(state: State, node: NodeUse, why: str, now: float) -> list[Action]:
     """Switch a node to one job that stages and hosts its trials, since a limit leaves no room for a precursor."""
-    actions = withdraw(state, node.name, why, now)
+    actions = withdraw_node(state, node.name, why, now)
     node.status, node.hosted, node.staging, node.why = "offered", True, node.staging.anew, why
     state.warnings.append(f"{node.name} is served by one job that holds its GPUs: {why}")
     return actions
@@ -369,7 +369,7 @@ def weights_released(state: State, event: WeightsReleased) -> list[Action]:
             place.precursor, place.path = None, ""
             if place.status in IN_USE:
                 place.status = "offered" if place.lanes else "withdrawn"
-        actions += jobs.release(state, info, event.at)
+        actions += jobs.release_job(state, info, event.at)
     return actions
 
 
@@ -387,7 +387,7 @@ def limit_reached(state: State, event: LimitReached) -> list[Action]:
     served = lives.count("running") // (1 + state.lanes_in_use // max(1, in_use))
     if spare := idle[: in_use - max(1, min(served, in_use // 2))]:
         why = f"a limit on jobs is reached: {event.why}"
-        actions = [action for node in spare for action in withdraw(state, node.name, why, event.at)]
+        actions = [action for node in spare for action in withdraw_node(state, node.name, why, event.at)]
         _use_no_more(state, event.at)
         names = ", ".join(node.name for node in spare)
         verb = "are" if len(spare) > 1 else "is"
@@ -397,10 +397,10 @@ def limit_reached(state: State, event: LimitReached) -> list[Action]:
         return []
     if state.scoring.workers and not state.scoring.outstanding:
         workers = [info for info in state.scoring.workers.values() if info.released_at is None]
-        released = [action for info in workers for action in jobs.release(state, info, event.at)]
+        released = [action for info in workers for action in jobs.release_job(state, info, event.at)]
         return [StopWorkers(), *released] if workers else []
     if idle:
-        return host(state, idle[0], event.why, event.at)
+        return host_on_node(state, idle[0], event.why, event.at)
     return _fewer_lanes(state, event)
 
 
@@ -418,7 +418,7 @@ def _fewer_lanes(state: State, event: LimitReached) -> list[Action]:
     for info in state.live_jobs("host"):
         node = state.nodes.by_name[info.job.node or ""]
         if "running" not in info.members.values() and info.released_at is None and node.lanes > 1:
-            actions = host(state, node, event.why, event.at)
+            actions = host_on_node(state, node, event.why, event.at)
             node.lanes //= 2
             return actions
     return []

@@ -26,19 +26,19 @@ from evaljobs.contract.outcomes import Executed, Failed, Scored
 WAITING_SECONDS = 30.0  # how long metric jobs wait before more workers are submitted
 
 
-def executed(state: State, outcome: Executed, _at: float) -> list[Action]:
+def programs_executed(state: State, outcome: Executed, _at: float) -> list[Action]:
     _done(state, outcome.name)
     for item, why in sorted(outcome.failed.items())[:5]:
         state.warnings.append(_item_failed(outcome.task, item, why))
     return []
 
 
-def scored(state: State, outcome: Scored, _at: float) -> list[Action]:
+def entry_scored(state: State, outcome: Scored, _at: float) -> list[Action]:
     entry = state.entries[outcome.entry]
     metric = state.scoring.metrics.get(outcome.name)
     if _done(state, outcome.name) and entry.status == "scoring":
         if metric is not None and metric.blocks:
-            return screening.looked(entry, Look(metric.blocks, outcome.result_file), outcome.unscored)
+            return screening.judge_look(entry, Look(metric.blocks, outcome.result_file), outcome.unscored)
         entry.status, entry.result_file = "scored", outcome.result_file
         entry.unscored = outcome.unscored
         for item, why in list(outcome.unscored.items())[:5]:
@@ -63,7 +63,7 @@ def _done(state: State, name: str) -> bool:
     return True
 
 
-def failed(state: State, outcome: Failed, at: float) -> Due:
+def metric_job_failed(state: State, outcome: Failed, at: float) -> Due:
     metric = state.scoring.metrics.get(outcome.name)
     if metric is None or metric.done:
         return []
@@ -78,7 +78,7 @@ def failed(state: State, outcome: Failed, at: float) -> Due:
             for i in state.scoring.workers.values()
             if i.job.memory_mb < state.record.options.metric.memory_mb
         ]
-        found += jobs.end(state, few, at)
+        found += jobs.end_jobs(state, few, at)
     if metric.kind == "execute":
         # the score job runs missing verdicts itself, and fails the entry if it cannot
         state.warnings.append(f"{outcome.name}: {outcome.error}")
@@ -91,7 +91,7 @@ def failed(state: State, outcome: Failed, at: float) -> Due:
     return found
 
 
-def out_of_memory(state: State, info: JobInfo, now: float) -> Due:
+def worker_out_of_memory(state: State, info: JobInfo, now: float) -> Due:
     """Handle a worker, or its process, killed for lack of memory. Fail if no more can be requested and nothing gets done."""
     if job_gets_more(state, info) or not state.scoring.fruitless.failures:
         return []
@@ -142,7 +142,7 @@ def _executable(state: State, leaf: LeafState) -> bool:
     return whole and not full and any(state.entries[entry].status == "built" for entry in leaf.entries)
 
 
-def enqueued(state: State, event: MetricEnqueued) -> list[Action]:
+def metric_enqueued(state: State, event: MetricEnqueued) -> list[Action]:
     if event.task:
         leaf, given = state.shards.leaves[event.task], set(event.documents)
         leaf.complete = [document for document in leaf.complete if document not in given]
@@ -162,10 +162,10 @@ def enqueued(state: State, event: MetricEnqueued) -> list[Action]:
         seconds=event.seconds,
         enqueued_at=event.at,
     )
-    return [enqueue(state, metric)]
+    return [enqueue_metric(state, metric)]
 
 
-def enqueue(state: State, metric: MetricState) -> Action:
+def enqueue_metric(state: State, metric: MetricState) -> Action:
     """Enqueue a metric job, ahead of others if its task's metric takes longer than an even share of all. Such jobs finish
     last, above all sequential ones of a judge.
     """
@@ -214,7 +214,7 @@ def _more_workers(state: State, there: Sequence[JobInfo], now: float) -> int:
     return most if waiting > len(members) else 0
 
 
-def intended(state: State, event: JobIntended) -> None:
+def worker_job_intended(state: State, event: JobIntended) -> None:
     """Record a worker job. Worker jobs in a row, with no metric job done in between, are submitted with growing pauses."""
     scoring = state.scoring
     scoring.workers[event.job.name] = state.jobs.by_name[event.job.name]
@@ -222,16 +222,16 @@ def intended(state: State, event: JobIntended) -> None:
         scoring.fruitless = scoring.fruitless.failed(event.at)
 
 
-def job_over(state: State, info: JobInfo, _word: str) -> Due:
+def worker_job_over(state: State, info: JobInfo, _word: str) -> Due:
     state.scoring.workers.pop(info.job.name, None)
     return []
 
 
-def restarted(state: State, now: float) -> list[Action]:
+def scoring_restarted(state: State, now: float) -> list[Action]:
     """Enqueue all metric jobs without an outcome again, since Redis may have lost them."""
     actions: list[Action] = []
     for name in sorted(state.scoring.outstanding):
         metric = state.scoring.metrics[name]
         metric.enqueued_at = min(metric.enqueued_at, now)
-        actions.append(enqueue(state, metric))
+        actions.append(enqueue_metric(state, metric))
     return actions

@@ -37,13 +37,13 @@ def _answered(state: State, entry: EntryState) -> int:
     return min(left, default=last)
 
 
-def looked(entry: EntryState, look: Look, unscored: Mapping[str, str]) -> list[Action]:
+def judge_look(entry: EntryState, look: Look, unscored: Mapping[str, str]) -> list[Action]:
     """The documents of a look are scored: they are held against the reference's."""
     entry.look, entry.unscored = look, unscored
     return [JudgeScreen(entry=entry.index, result_file=look.result_file)]
 
 
-def judged(state: State, event: ScreenJudged) -> list[Action]:
+def take_verdict(state: State, event: ScreenJudged) -> list[Action]:
     entry = state.entries[event.entry]
     look, entry.look = entry.look, None
     if look is None or entry.status != "scoring":
@@ -53,10 +53,10 @@ def judged(state: State, event: ScreenJudged) -> list[Action]:
         entry.status = "built"
         return []
     entry.status, entry.result_file = "scored", look.result_file
-    return shards.withdraw(state, entry)
+    return shards.withdraw_shards(state, entry)
 
 
-def restarted(state: State) -> list[Action]:
+def judge_again(state: State) -> list[Action]:
     """Looks whose answer did not reach the journal are judged again, to the same end."""
     return [
         JudgeScreen(entry=entry.index, result_file=entry.look.result_file)

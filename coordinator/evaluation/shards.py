@@ -45,7 +45,7 @@ Rows = dict[str, list[tuple[str, float, float]]]  # lane -> (shard, rank, second
 # --- plans ---------------------------------------------------------------------------------------------------------------
 
 
-def planned(state: State, event: Planned) -> list[Action]:
+def plan_made(state: State, event: Planned) -> list[Action]:
     plan = state.plan
     plan.count += 1
     plan.pending = False
@@ -59,7 +59,10 @@ def planned(state: State, event: Planned) -> list[Action]:
     where = {s: (lane.lane, rank, sec) for lane in event.lanes for s, rank, sec in lane.shards}
     for leaf in event.leaves:
         _place(state, leaf, where)
-    return [*publish(state), _fill(state)]  # a trial that claims a shard looks up its request set
+    return [
+        *publish_request_sets(state),
+        _fill(state),
+    ]  # a trial that claims a shard looks up its request set
 
 
 def _place(state: State, leaf: PlannedLeaf, where: Mapping[str, tuple[str, float, float]]) -> None:
@@ -112,10 +115,10 @@ def responses_found(state: State, event: ResponsesFound) -> list[Action]:
         if entry.status == "built":
             entry.status, entry.result_file = "scored", file
             plan.reused_scores.add(index)
-    return [*publish(state), _fill(state)] if event.leaves else []
+    return [*publish_request_sets(state), _fill(state)] if event.leaves else []
 
 
-def publish(state: State) -> list[Action]:
+def publish_request_sets(state: State) -> list[Action]:
     """Publish the request sets to trials that started before these existed, early or to probe the batch size."""
     leaves, record = state.shards.leaves, state.record
     before = record.suite.batch_size == "auto" or record.options.early_trials
@@ -214,16 +217,16 @@ def deal_due(state: State, now: float) -> Due:
         yield ShardsDealt(at=now, lanes=dict(zip(names, cycle(kept), strict=False)))
 
 
-def dealt(state: State, event: ShardsDealt) -> list[Action]:
+def shards_dealt(state: State, event: ShardsDealt) -> list[Action]:
     for name, lane in event.lanes.items():
         state.shards.by_name[name].lane = lane
-    return requeue(state, event.lanes)
+    return requeue_shards(state, event.lanes)
 
 
 # --- responses -------------------------------------------------------------------------------------------------------------
 
 
-def dumped(state: State, event: ShardsDumped) -> list[Action]:
+def shards_dumped(state: State, event: ShardsDumped) -> list[Action]:
     known = state.shards.by_name
     for name, _ in event.shards:
         if name not in known and not is_retired(state, name):
@@ -263,7 +266,7 @@ def _done(state: State, name: str, frame: FrameRef) -> None:
             leaf.complete.append(document)
 
 
-def corrupted(state: State, event: ShardCorrupted) -> Due:
+def shard_corrupted(state: State, event: ShardCorrupted) -> Due:
     shard = state.shards.by_name.get(event.shard)
     if shard is None or shard.frame is None:
         return []
@@ -306,19 +309,19 @@ def _unread(state: State, name: str, why: str, now: float) -> Sequence[EntryFail
 # --- the work queue ----------------------------------------------------------------------------------------------------------
 
 
-def refill(state: State) -> list[Action]:
+def refill_queue(state: State) -> list[Action]:
     """Return the actions that fill the queue. Changes nothing, so it may be repeated without an event."""
     return [_fill(state)] if state.shards.leaves and not state.winding_down else []
 
 
-def stray(state: State, event: ShardsStray) -> Due:
+def shards_stray(state: State, event: ShardsStray) -> Due:
     why, again = "response files hold no record of it", [n for n in event.again if is_to_do(state, n)]
     failed = [one for name in again for one in _unread(state, name, why, event.at)]
-    return failed or requeue(state, event.shards)  # the audit finds the others again
+    return failed or requeue_shards(state, event.shards)  # the audit finds the others again
 
 
-def requeue(state: State, names: Iterable[str]) -> list[Action]:
-    """Queue those of these shards that are to do. Changes nothing, like `refill`."""
+def requeue_shards(state: State, names: Iterable[str]) -> list[Action]:
+    """Queue those of these shards that are to do. Changes nothing, like `refill_queue`."""
     rows = _rows(state, names)
     return [QueueShards(lane=lane, shards=tuple(todo)) for lane, todo in sorted(rows.items())]
 
@@ -352,10 +355,10 @@ def entry_failed(state: State, event: EntryFailed) -> list[Action]:
     if entry.terminal and not state.ending.no_scores:
         return []
     entry.status, entry.error = "failed", event.error
-    return withdraw(state, entry)
+    return withdraw_shards(state, entry)
 
 
-def withdraw(state: State, entry: EntryState) -> list[Action]:
+def withdraw_shards(state: State, entry: EntryState) -> list[Action]:
     """Take the shards of an entry that is over out of the queue, but for those that other open entries have."""
     withdrawn = []
     lost = [n for n in entry.leaves.values() if not open_entries(state, state.shards.leaves[n])]
@@ -382,7 +385,7 @@ def reopen_entry(state: State, entry: EntryState) -> list[Action]:
             shard = state.shards.by_name[name]
             shard.died_on, shard.error, shard.unread = [], "", shard.unread.anew
         again += _wanted_again(state, leaf)
-    return requeue(state, again)
+    return requeue_shards(state, again)
 
 
 def _wanted_again(state: State, leaf: LeafState) -> list[str]:
@@ -398,7 +401,7 @@ def _wanted_again(state: State, leaf: LeafState) -> list[str]:
     return again
 
 
-def retire(state: State, entry: EntryState, *, executes: bool) -> list[Action]:
+def retire_plan(state: State, entry: EntryState, *, executes: bool) -> list[Action]:
     """Forget the plan of an entry whose requests are cut differently now, or are gone. The caller changes its status.
 
     Shards go with the last open entry that has them. `executes`: include tasks that execute programs; their answers are
@@ -445,8 +448,8 @@ def shards_of(state: State, leaves: Iterable[str]) -> Iterable[str]:
         yield from state.shards.leaves[name].planned.shards
 
 
-def restarted(state: State) -> list[Action]:
+def shards_restarted(state: State) -> list[Action]:
     """Repeat the request for a plan, and publish the request sets again."""
     state.plan.pending = False
     state.plan.looked_for.clear()
-    return [] if state.winding_down else publish(state)
+    return [] if state.winding_down else publish_request_sets(state)

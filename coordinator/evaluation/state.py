@@ -131,7 +131,7 @@ class LeafState:
         return self.planned.name
 
 
-UNREAD = Tries(limit=3)  # runs of a shard that left no readable record
+UNREADABLE_TRIES = Tries(limit=3)  # runs of a shard that left no readable record
 
 
 @dataclass(slots=True, kw_only=True)
@@ -144,7 +144,7 @@ class ShardState:
     frame: FrameRef | None = None  # location of its responses, once on disk
     died_on: list[str] = field(default_factory=list)  # nodes of trials whose deaths with this shard count
     error: str = ""  # of the last such death
-    unread: Tries = UNREAD
+    unread: Tries = UNREADABLE_TRIES
     quarantined: bool = False
 
 

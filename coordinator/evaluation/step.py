@@ -61,7 +61,7 @@ claims of a trial that dies without an outcome are returned; `job_ends` charges 
 alone for a while; a failure that no other node can avoid ends the evaluation with its reason.
 
 A decision is made once. Before it performs an action, the runner journals the events followed by those that were decided. A
-replay calls `apply` for each line: it asks no rule, so that today's constants do not decide the past again, and ignores what
+replay calls `apply_event` for each line: it asks no rule, so that today's constants do not decide the past again, and ignores what
 handlers return. If the process died before the decisions were written, they are still due at the next live event.
 """
 
@@ -102,7 +102,7 @@ class Step:
     illegal: tuple[tuple[ev.AnyEvent, str], ...] = ()
 
 
-def start(event: ev.Accepted) -> tuple[State, list[Action]]:
+def start_evaluation(event: ev.Accepted) -> tuple[State, list[Action]]:
     """Return the state of a newly accepted evaluation."""
     record = event.record
     entries = [
@@ -131,24 +131,26 @@ def step(state: State, site: Site, events: Iterable[ev.AnyEvent]) -> Step:
         for one in found:
             if isinstance(one, ev.Event):
                 taken.append(one)
-                follow(apply(state, one))
+                follow(apply_event(state, one))
             else:
                 actions.append(one)
 
     for event in events:
         try:
-            found = apply(state, event)
+            found = apply_event(state, event)
         except IllegalEventError as error:
             illegal.append((event, str(error)))
         else:
             taken.append(event)
             follow(found)
     if taken:
-        follow(due(state, site, taken[-1].at, work=any(_changes_work(state, event) for event in taken)))
+        follow(
+            due_decisions(state, site, taken[-1].at, work=any(_changes_work(state, event) for event in taken))
+        )
     return Step(events=tuple(taken), actions=tuple(actions), illegal=tuple(illegal))
 
 
-def apply(state: State, event: ev.AnyEvent) -> Due:
+def apply_event(state: State, event: ev.AnyEvent) -> Due:
     """Record one event, as a replay does for each line of a journal. Only a live coordinator uses the return value."""
     handler = _EVENTS.get(type(event))
     if handler is None:
@@ -170,7 +172,7 @@ def _changes_work(state: State, event: ev.AnyEvent) -> bool:
     return True
 
 
-def due(state: State, site: Site, now: float, *, work: bool = True) -> Due:
+def due_decisions(state: State, site: Site, now: float, *, work: bool = True) -> Due:
     """Return everything that is due and was not requested yet. Each event is applied before the next is computed. Without
     `work`, only metric jobs, their workers and the end.
     """
@@ -194,7 +196,7 @@ def due(state: State, site: Site, now: float, *, work: bool = True) -> Due:
 
 
 def _intended(state: State, event: ev.JobIntended) -> Due:
-    jobs.intended(state, event)
+    jobs.job_intended(state, event)
     _INTENDED[event.job.purpose](state, event)
     return [SubmitJob(job=event.job)]
 
@@ -208,7 +210,7 @@ def _outcome(state: State, event: ev.OutcomeSeen) -> Due:
     state.seen.add(key)
     if isinstance(outcome, out.Failed):
         if outcome.job == "trial":
-            return trials.failed(state, outcome, event.at, event.cause)
+            return trials.trial_failed(state, outcome, event.at, event.cause)
         return _FAILED[outcome.job](state, outcome, event.at)
     handler = _OUTCOMES.get(type(outcome))
     return handler(state, outcome, event.at) if handler is not None else []
@@ -221,83 +223,83 @@ def _prioritized(state: State, event: ev.PriorityAsked) -> Due:
 
 def _restarted(state: State, event: ev.Restarted) -> Due:
     """Repeat everything repeatable, subject by subject."""
-    jobs.restarted(state, event.at)
+    jobs.jobs_restarted(state, event.at)
     found = builds.conversion_restarted(state)
-    ends = ending.restarted(state, event.at)
+    ends = ending.ending_restarted(state, event.at)
     return [
         *found,
-        *shards.restarted(state),
-        *scoring.restarted(state, event.at),
-        *screening.restarted(state),
+        *shards.shards_restarted(state),
+        *scoring.scoring_restarted(state, event.at),
+        *screening.judge_again(state),
         *ends,
     ]
 
 
 _EVENTS: Mapping[type, Callable[[State, Any], Due]] = {
-    ev.CheckpointConverted: builds.inspected,
-    ev.RequestSetsFound: builds.found,
-    ev.NodesOffered: nodes.offered,
+    ev.CheckpointConverted: builds.conversion_inspected,
+    ev.RequestSetsFound: builds.request_sets_found,
+    ev.NodesOffered: nodes.nodes_offered,
     ev.MemoryOffered: nodes.memory_offered,
     ev.BackOffOver: nodes.back_off_over,
-    ev.NodeWithdrawn: nodes.withdrawn,
+    ev.NodeWithdrawn: nodes.node_withdrawn,
     ev.JobIntended: _intended,
-    ev.JobSubmitted: jobs.submitted,
+    ev.JobSubmitted: jobs.job_submitted,
     ev.LimitReached: nodes.limit_reached,
-    ev.JobStarted: jobs.started,
+    ev.JobStarted: jobs.job_started,
     ev.JobNotSubmitted: job_ends.not_submitted,
-    ev.JobEnded: job_ends.ended,
+    ev.JobEnded: job_ends.job_ended,
     ev.OutcomeSeen: _outcome,
-    ev.Planned: shards.planned,
+    ev.Planned: shards.plan_made,
     ev.ResponsesFound: shards.responses_found,
-    ev.ShardsDealt: shards.dealt,
-    ev.TokenBudgetReduced: builds.reduced,
+    ev.ShardsDealt: shards.shards_dealt,
+    ev.TokenBudgetReduced: builds.token_budget_reduced,
     ev.EntryFailed: shards.entry_failed,
-    ev.Closed: ending.closed,
-    ev.NodeBackedOff: nodes.backed_off,
+    ev.Closed: ending.evaluation_closed,
+    ev.NodeBackedOff: nodes.node_backed_off,
     ev.StorageChosen: nodes.reads_storage,
     ev.PlanAsked: shards.plan_asked,
-    ev.TrialsCancelled: trials.cancelled,
-    ev.MetricEnqueued: scoring.enqueued,
-    ev.ScreenJudged: screening.judged,
+    ev.TrialsCancelled: trials.trials_cancelled,
+    ev.MetricEnqueued: scoring.metric_enqueued,
+    ev.ScreenJudged: screening.take_verdict,
     ev.WeightsReleased: nodes.weights_released,
     ev.WorkDone: ending.work_done,
-    ev.Ended: ending.ended,
-    ev.ShardsDumped: shards.dumped,
-    ev.ShardCorrupted: shards.corrupted,
-    ev.ShardsStray: shards.stray,
-    ev.TrialHung: trials.hung,
-    ev.StragglersFound: trials.straggle,
-    ev.CancelAsked: ending.cancel,
-    ev.PauseAsked: nodes.pause,
-    ev.ResumeAsked: nodes.resume,
-    ev.RetryAsked: ending.retry,
+    ev.Ended: ending.evaluation_ended,
+    ev.ShardsDumped: shards.shards_dumped,
+    ev.ShardCorrupted: shards.shard_corrupted,
+    ev.ShardsStray: shards.shards_stray,
+    ev.TrialHung: trials.trial_hung,
+    ev.StragglersFound: trials.trial_straggles,
+    ev.CancelAsked: ending.cancel_evaluation,
+    ev.PauseAsked: nodes.evaluation_paused,
+    ev.ResumeAsked: nodes.evaluation_resumed,
+    ev.RetryAsked: ending.retry_evaluation,
     ev.ResultsWritten: ending.results_written,
     ev.PriorityAsked: _prioritized,
     ev.Restarted: _restarted,
 }
 _OUTCOMES: Mapping[type, Callable[[State, Any, float], Due]] = {  # a precursor's `Cleared` changes nothing
-    out.Built: builds.built,
+    out.Built: builds.sets_built,
     out.Converted: builds.conversion_ended,
-    out.Staged: nodes.staged,
-    out.TrialEnded: trials.ended,
-    out.Probed: builds.probed,
-    out.TooLarge: builds.too_large,
-    out.Executed: scoring.executed,
-    out.Scored: scoring.scored,
+    out.Staged: nodes.weights_staged,
+    out.TrialEnded: trials.trial_ended,
+    out.Probed: builds.batch_size_probed,
+    out.TooLarge: builds.batch_too_large,
+    out.Executed: scoring.programs_executed,
+    out.Scored: scoring.entry_scored,
 }
 _FAILED: Mapping[str, Callable[[State, out.Failed, float], Due]] = {
-    "build": builds.failed,
+    "build": builds.build_failed,
     "convert": builds.conversion_failed,
-    "stage": nodes.stage_failed,
-    "host": nodes.stage_failed,
-    "execute": scoring.failed,
-    "score": scoring.failed,
+    "stage": nodes.staging_failed,
+    "host": nodes.staging_failed,
+    "execute": scoring.metric_job_failed,
+    "score": scoring.metric_job_failed,
 }
 _INTENDED: Mapping[str, Callable[[State, ev.JobIntended], None]] = {
-    "build": builds.intended,
+    "build": builds.build_intended,
     "convert": builds.conversion_intended,
-    "stage": nodes.intended,
-    "host": nodes.intended,
+    "stage": nodes.node_job_intended,
+    "host": nodes.node_job_intended,
     "trial": lambda _state, _event: None,
-    "metric": scoring.intended,
+    "metric": scoring.worker_job_intended,
 }

@@ -18,7 +18,7 @@ from coordinator.evaluation.state import NodeUse, State, Trial
 from evaljobs.contract.outcomes import Failed, TrialEnded
 
 
-def ended(state: State, outcome: TrialEnded, at: float) -> Due:
+def trial_ended(state: State, outcome: TrialEnded, at: float) -> Due:
     trial = jobs.end_trial(state, outcome.name)
     if trial is None:
         return []
@@ -38,11 +38,13 @@ def ended(state: State, outcome: TrialEnded, at: float) -> Due:
     elif outcome.reason == "queue-lost":
         state.warnings.append(f"{outcome.name} lost the work queue")
         if outcome.shards == 0:
-            found += job_ends.died(state, job.node, f"{outcome.name} could not reach the work queue", at)
+            found += job_ends.trial_died_idle(
+                state, job.node, f"{outcome.name} could not reach the work queue", at
+            )
     return found
 
 
-def failed(state: State, outcome: Failed, at: float, cause: Diagnosis | None) -> Due:
+def trial_failed(state: State, outcome: Failed, at: float, cause: Diagnosis | None) -> Due:
     lived = jobs.end_trial(state, outcome.name) is not None
     actions: list[Action] = [ReleaseClaims(trial=outcome.name)] if lived else []
     trial = state.trials.by_name.get(outcome.name)
@@ -54,7 +56,7 @@ def failed(state: State, outcome: Failed, at: float, cause: Diagnosis | None) ->
         if node.hosted or node.precursor != info.precursor:
             return actions  # a sibling has reported it, or the precursor has ended
         if node.status == "ready" and node.precursor in state.jobs.live:
-            return actions + nodes.unseen(state, node, at)
+            return actions + nodes.staging_unseen(state, node, at)
     if not lived or trial.cancelled:
         return actions  # its death has counted already, or the coordinator ended it
     return [*actions, *_charged(state, trial, outcome, cause, at)]
@@ -63,22 +65,22 @@ def failed(state: State, outcome: Failed, at: float, cause: Diagnosis | None) ->
 def _charged(state: State, trial: Trial, outcome: Failed, cause: Diagnosis | None, at: float) -> Due:
     """Charge the failure to the memory requested, the node's hardware, or as a death on its node."""
     if outcome.memory_mb is not None:
-        return job_ends.out_of_memory(state, trial, outcome.shard, at)
+        return job_ends.trial_out_of_memory(state, trial, outcome.shard, at)
     if outcome.broken_weights:
         state.ending.close(outcome.error, no_scores=True)
         return []
     place = state.jobs.by_name[trial.job].job.node
     node = state.nodes.by_name.get(place or "")
-    if node is not None and (outcome.unfit or job_ends.broken(cause)):
-        return nodes.back_off(node, outcome.error, at, at_fault=True)
+    if node is not None and (outcome.unfit or job_ends.is_hardware_fault(cause)):
+        return nodes.back_off_node(node, outcome.error, at, at_fault=True)
     if outcome.blame == "operator" and outcome.shard is None:
         state.ending.close(outcome.error)
     elif outcome.blame == "operator" and outcome.shard and shards.is_to_do(state, outcome.shard):
         return shards.fail_leaf(state, shards.leaf_of(state, outcome.shard), outcome.error, at)
-    return job_ends.died_with(state, place, outcome.shard, outcome.error, at, cause=cause)
+    return job_ends.trial_died_with(state, place, outcome.shard, outcome.error, at, cause=cause)
 
 
-def hung(state: State, event: TrialHung) -> Due:
+def trial_hung(state: State, event: TrialHung) -> Due:
     trial = state.trials.live.get(event.trial)
     if trial is None:
         return []
@@ -87,12 +89,12 @@ def hung(state: State, event: TrialHung) -> Due:
     found: list[Any] = []
     if not trial.cancelled:
         jobs.cancel_trial(state, trial.name)  # counted now, not again at its end
-        found += job_ends.died_with(state, info.job.node, event.shard, why, event.at)
+        found += job_ends.trial_died_with(state, info.job.node, event.shard, why, event.at)
     state.warnings.append(f"{why} and was ended")
     return [*found, _cancel(state, trial)] if info.job_id else found
 
 
-def straggle(state: State, event: StragglersFound) -> list[Action]:
+def trial_straggles(state: State, event: StragglersFound) -> list[Action]:
     """Record a straggler, for the report and so that no trial follows it on its lane while others run."""
     for name, times in sorted(event.trials.items()):
         if name in state.trials.live and name not in state.trials.stragglers:
@@ -161,7 +163,7 @@ def _shunned(state: State) -> set[str]:
     return {state.trials.by_name[name].lane for name in state.trials.stragglers}
 
 
-def cancelled(state: State, event: TrialsCancelled) -> list[Action]:
+def trials_cancelled(state: State, event: TrialsCancelled) -> list[Action]:
     for name in event.trials:
         jobs.cancel_trial(state, name)
     return [_cancel(state, state.trials.by_name[name]) for name in event.trials]

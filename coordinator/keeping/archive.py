@@ -19,10 +19,10 @@ from collections.abc import Collection, Iterable
 from functools import partial
 from pathlib import Path
 
-from coordinator.base.isolate import isolated, traceback_of
-from coordinator.report.columns import documents, is_merged
-from coordinator.runtime.journal import alone
-from coordinator.runtime.summary import ended
+from coordinator.base.isolate import isolate_errors, traceback_of
+from coordinator.report.columns import is_merged, read_documents
+from coordinator.runtime.journal import exclude_coordinators
+from coordinator.runtime.summary import read_ended_summary
 from evaljobs.contract.folded import archive_of, file_size, files_in, open_file
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.storage import file_mode, sync_folder
@@ -47,11 +47,11 @@ def archive_ended(paths: EvaluationPaths, most: int = MOST_FILES) -> bool:
     """
     if count_files(paths) <= most and is_merged(paths):
         return False
-    with alone(paths.journal):
-        if ended(paths) is None:
+    with exclude_coordinators(paths.journal):
+        if read_ended_summary(paths) is None:
             return False
         if not is_merged(paths):
-            documents(paths)
+            read_documents(paths)
         if count_files(paths) <= most:
             return False
         write_archive(paths)
@@ -66,7 +66,7 @@ def archive_all(work_dir: Path, names: Iterable[str] | None = None) -> int:
         names = sorted(journal.parent.name for journal in work_dir.glob("*/journal.jsonl"))
     archived = 0
     for name in names:
-        with isolated(partial(_not_archived, name)):
+        with isolate_errors(partial(_not_archived, name)):
             archived += archive_ended(EvaluationPaths(work_dir / name))
     return archived
 

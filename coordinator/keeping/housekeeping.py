@@ -13,15 +13,15 @@ import time
 from functools import partial
 from pathlib import Path
 
-from coordinator.base.aside import Aside
+from coordinator.base.aside import SideProcess
 from coordinator.base.clock import Throttle
-from coordinator.base.isolate import isolated
+from coordinator.base.isolate import isolate_errors
 from coordinator.config.schema import Config, RetentionConfig
 from coordinator.intake.from_settings import code_of
 from coordinator.keeping.archive import archive_all
 from coordinator.keeping.prune import prune_now
 from coordinator.report import trainings
-from coordinator.report.render import size as in_words
+from coordinator.report.render import format_bytes as in_words
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import Record
 from evaljobs.contract.storage import write_atomic
@@ -30,11 +30,11 @@ log = logging.getLogger(__name__)
 
 RETENTION_SECONDS = 86400.0  # between two prunes by `[retention]`
 LOOK_SECONDS = 600.0  # between two checks whether one is due
-NICE = 10  # of the process: evaluations take precedence
+NICENESS = 10  # of the process: evaluations take precedence
 
 
-class Job(Record):
-    """Input of the process. `ended`: ids of evaluations to archive, None: all; `code`: as in `retention.going`."""
+class HousekeepingJob(Record):
+    """Input of the process. `ended`: ids of evaluations to archive, None: all; `code`: as in `retention.removable_parts`."""
 
     work_dir: str
     horizon: int  # of verdicts along a training
@@ -65,7 +65,7 @@ class Housekeeper:
         self._ended: set[str] | None = None  # to archive; None: all, as at the start
         self._throttle = Throttle()
         # File WORK_DIR/cache/housekeeping.log: output of archiving and of retention | the coordinator | may be removed
-        self._process = Aside("coordinator.keeping.housekeeping", self._work.cache / "housekeeping.log")
+        self._process = SideProcess("coordinator.keeping.housekeeping", self._work.cache / "housekeeping.log")
 
     def ended(self, evaluation_id: str) -> None:
         """Archive this evaluation, once its journal is closed."""
@@ -86,7 +86,7 @@ class Housekeeper:
         prunes = looks and prune_due(self._work, now)
         if self._ended == set() and not prunes:
             return
-        job = Job(
+        job = HousekeepingJob(
             work_dir=str(self._work.root),
             horizon=self._horizon,
             ended=None if self._ended is None else tuple(sorted(self._ended)),
@@ -101,15 +101,15 @@ class Housekeeper:
         self._process.stop()
 
 
-def keep_house(job: Job, now: float) -> None:
+def keep_house(job: HousekeepingJob, now: float) -> None:
     """Archive, judge the trainings of ended evaluations, then prune if the job says so."""
     work = WorkPaths(job.work_dir)
     if archived := archive_all(work.root, job.ended):
         log.info("archived %d evaluations", archived)
     settings = Config(work_dir=work.root, horizon=job.horizon)
     for name in job.ended or ():
-        with isolated(partial(log.error, "%s: its training is not judged: %r", name)):
-            trainings.of_evaluation(settings, name)
+        with isolate_errors(partial(log.error, "%s: its training is not judged: %r", name)):
+            trainings.training_of_evaluation(settings, name)
     if job.retention is None:
         return
     write_atomic(_mark(work), b"")
@@ -127,8 +127,8 @@ def keep_house(job: Job, now: float) -> None:
 def main() -> int:
     """Run the child process. Its output is the log."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    os.nice(NICE)
-    keep_house(Job.model_validate_json(sys.stdin.buffer.read()), time.time())
+    os.nice(NICENESS)
+    keep_house(HousekeepingJob.model_validate_json(sys.stdin.buffer.read()), time.time())
     return 0
 
 

@@ -20,15 +20,15 @@ from pathlib import Path
 
 from coordinator.config.schema import RetentionConfig
 from coordinator.keeping.archive import MOST_FILES, count_files, write_archive
-from coordinator.keeping.retention import OnDisk, Shared, Size, WorkFolder, going
-from coordinator.runtime.journal import alone
-from coordinator.runtime.summary import ended, read_evaluation
-from evaljobs.contract.folded import archive_of, members
+from coordinator.keeping.retention import OnDisk, SharedFile, Size, WorkFolder, removable_parts
+from coordinator.runtime.journal import exclude_coordinators
+from coordinator.runtime.summary import read_ended_summary, read_evaluation
+from evaljobs.contract.folded import archive_members, archive_of
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 log = logging.getLogger(__name__)
 # File WORK_DIR/ID/.pruned-NAME: what is being removed | `prune`, the coordinator | at the next prune
-GOING = ".pruned-"  # prefix of what is being removed
+PRUNED_PREFIX = ".pruned-"  # prefix of what is being removed
 _SETS = re.compile(rb'/request_sets/([^/"]+)')
 _HEAD_BYTES = 1 << 20  # of a journal, which name its request sets
 _BLOCK = 512  # bytes of a block in `st_blocks`
@@ -40,7 +40,7 @@ _BLOCK = 512  # bytes of a block in `st_blocks`
 def read_work_folder(work: WorkPaths) -> WorkFolder:
     """Read the current work folder, ignoring what disappears meanwhile."""
     evaluations: list[OnDisk] = []
-    shared: list[Shared] = []
+    shared: list[SharedFile] = []
     others: dict[str, Size] = {}
     kinds = {
         work.request_sets: "request sets",
@@ -60,7 +60,7 @@ def read_work_folder(work: WorkPaths) -> WorkFolder:
     return WorkFolder(tuple(evaluations), tuple(shared), others)
 
 
-def _shared(folder: Path, kind: str) -> Iterator[Shared]:
+def _shared(folder: Path, kind: str) -> Iterator[SharedFile]:
     """Yield contents of one of the shared folders, each with its own kind if `prune` may remove it."""
     for entry in _entries(folder):
         name, path = entry.name, Path(entry.path)
@@ -72,21 +72,21 @@ def _shared(folder: Path, kind: str) -> Iterator[Shared]:
         with contextlib.suppress(FileNotFoundError):
             used_at = entry.stat(follow_symlinks=False).st_mtime
             size = _below(path) if entry.is_dir(follow_symlinks=False) else _size(entry)
-            yield Shared(kind=of, path=str(path), size=size, used_at=used_at)
+            yield SharedFile(kind=of, path=str(path), size=size, used_at=used_at)
 
 
 def _evaluation(paths: EvaluationPaths) -> OnDisk:
     parts: dict[str, Size] = defaultdict(Size)
     for entry in _entries(paths.root):
         if entry.is_dir(follow_symlinks=False):
-            parts[entry.name.removeprefix(GOING)] += _below(Path(entry.path))
+            parts[entry.name.removeprefix(PRUNED_PREFIX)] += _below(Path(entry.path))
         else:
             parts[""] += _size(entry)
     with contextlib.suppress(OSError):  # damaged
-        for name, info in members(archive_of(paths.root)).items():
+        for name, info in archive_members(archive_of(paths.root)).items():
             parts[name.partition("/")[0]] += Size(bytes=info.compress_size)
             parts[""] += Size(bytes=-info.compress_size)
-    over = ended(paths)
+    over = read_ended_summary(paths)
     record = read_evaluation(paths) if over is None else None
     return OnDisk(
         evaluation_id=paths.root.name,
@@ -140,7 +140,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 # --- removing -------------------------------------------------------------------------------------------------------
 
 
-def carry_out(
+def prune_folder(
     work: WorkPaths, made: WorkFolder, policy: RetentionConfig, now: float
 ) -> Iterator[tuple[str, str]]:
     """Remove what was planned, one by one, and yield (id or path, why it was kept, or "")."""
@@ -154,8 +154,8 @@ def carry_out(
 
 def prune_now(work: WorkPaths, policy: RetentionConfig, now: float, *, code: str | None) -> WorkFolder:
     """Remove what the policy does not keep, and return it; what could not be removed is logged."""
-    made = going(read_work_folder(work), policy, now, code=code)
-    for name, why in carry_out(work, made, policy, now):
+    made = removable_parts(read_work_folder(work), policy, now, code=code)
+    for name, why in prune_folder(work, made, policy, now):
         if why:
             log.warning("%s is kept: %s", name, why)
     return made
@@ -164,8 +164,8 @@ def prune_now(work: WorkPaths, policy: RetentionConfig, now: float, *, code: str
 def _try_prune(work: WorkPaths, removal: OnDisk) -> str:
     paths = work.evaluation(removal.evaluation_id)
     try:
-        with alone(paths.journal):
-            found = ended(paths)
+        with exclude_coordinators(paths.journal):
+            found = read_ended_summary(paths)
             if found is None or found.ended_at != removal.ended_at:
                 return "a coordinator has resumed it"
             prune_held(paths, tuple(removal.parts))
@@ -187,7 +187,7 @@ def prune_held(paths: EvaluationPaths, parts: tuple[str, ...]) -> None:
 
 def _set_aside(path: Path) -> Path:
     """Rename a file or folder to mark it as being removed."""
-    aside = path.with_name(f"{GOING}{path.name}")
+    aside = path.with_name(f"{PRUNED_PREFIX}{path.name}")
     if aside.exists():
         _delete(aside)
     with contextlib.suppress(FileNotFoundError):
@@ -195,7 +195,7 @@ def _set_aside(path: Path) -> Path:
     return aside
 
 
-def _try_remove(item: Shared, used_before: float) -> str:
+def _try_remove(item: SharedFile, used_before: float) -> str:
     """Remove something shared, unless an evaluation has begun to use it since, which touches it first."""
     path = Path(item.path)
     try:
@@ -211,7 +211,7 @@ def _try_remove(item: Shared, used_before: float) -> str:
 
 def _clear(folder: Path) -> None:
     """Delete what an earlier prune has renamed."""
-    for left in folder.glob(f"{GOING}*"):
+    for left in folder.glob(f"{PRUNED_PREFIX}*"):
         _delete(left)
 
 

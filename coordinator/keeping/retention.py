@@ -16,7 +16,7 @@ from typing import Final
 from coordinator.config.schema import RetentionConfig
 
 # `keep` of [retention] -> parts of an evaluation's folder to remove
-GOING: Final[Mapping[str, tuple[str, ...]]] = {
+REMOVED_PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "scores": (
         "specs", "outcomes", "release", "logs", "verdicts", "judgements", "responses", "samples",
     ),
@@ -58,7 +58,7 @@ class OnDisk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
+class SharedFile:
     """A file or folder that evaluations share. `used_at`: its mtime, in unix seconds; for request sets, the last use."""
 
     kind: str
@@ -76,7 +76,7 @@ class WorkFolder:
     """A work folder, or what is removed from it: evaluations, shared files, and the rest by its top-level name."""
 
     evaluations: tuple[OnDisk, ...]
-    shared: tuple[Shared, ...]
+    shared: tuple[SharedFile, ...]
     others: Mapping[str, Size] = field(default_factory=dict)
 
     def by_kind(self) -> dict[str, Size]:
@@ -94,7 +94,9 @@ class WorkFolder:
         return sum(self.by_kind().values(), Size())
 
 
-def going(folder: WorkFolder, policy: RetentionConfig, now: float, *, code: str | None) -> WorkFolder:
+def removable_parts(
+    folder: WorkFolder, policy: RetentionConfig, now: float, *, code: str | None
+) -> WorkFolder:
     """Return what to remove from a work folder: parts of evaluations, the oldest first, and what none of them needs then.
 
     A request set is needed while an evaluation that uses it has its responses, since its `retry` reads it. `code`: the name
@@ -108,7 +110,9 @@ def going(folder: WorkFolder, policy: RetentionConfig, now: float, *, code: str 
     ended = [e for e in folder.evaluations if e.ended_at is not None]
     reused = {name for e in open_ones for name in e.reuses}
     removals = [
-        replace(e, parts={part: e.parts[part] for part in GOING[policy.keep or ""] if part in e.parts})
+        replace(
+            e, parts={part: e.parts[part] for part in REMOVED_PARTS[policy.keep or ""] if part in e.parts}
+        )
         for e in sorted(ended, key=lambda e: e.ended_at or 0.0)
         if is_old(e.ended_at)
         and e.evaluation_id not in reused
@@ -121,7 +125,7 @@ def going(folder: WorkFolder, policy: RetentionConfig, now: float, *, code: str 
     # jobs of an evaluation that was open when this code arrived may run older code; newer code may be needed again
     came = next((item.used_at for item in folder.shared if item.name == code), None)
     outdated = came if came is not None and all(e.accepted_at >= came for e in open_ones) else 0.0
-    unneeded: Mapping[str, Callable[[Shared], bool]] = {
+    unneeded: Mapping[str, Callable[[SharedFile], bool]] = {
         "request sets": lambda item: item.name not in sets,
         "converted checkpoints": lambda item: all(digests) and not item.name.startswith(digests),
         "code for jobs": lambda item: item.used_at < outdated,

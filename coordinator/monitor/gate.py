@@ -10,22 +10,22 @@ from coordinator.config import toml
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
 from coordinator.evaluation.records import EvaluationRecord
-from coordinator.report.learning_curves import current
+from coordinator.report.learning_curves import current_points
 from coordinator.report.load_series import find_series
-from coordinator.report.pairs import SCREEN, compared
+from coordinator.report.pairs import SCREEN, compare_evaluations
 from coordinator.report.scores import Evaluation, ScoreValue
 from coordinator.runtime.summaries import find_record
-from coordinator.verdicts.gate import Policy, Ruling, is_named, judge
+from coordinator.verdicts.gate import Policy, Ruling, is_named, judge_rows
 from evaljobs.contract.columns import SIGNALS
 
 
 def read_policy(file: Path) -> Policy:
     """Read a policy file. Raise OperatorError if it is invalid."""
-    data, text = toml.read(file)
-    return toml.check(Policy, data, toml.in_file(file, text))
+    data, text = toml.read_toml(file)
+    return toml.validate_table(Policy, data, toml.file_locations(file, text))
 
 
-def gate(
+def gate_evaluation(
     settings: Config, evaluation: str, policy: Policy, baseline: str | None = None, *, mixed: bool = False
 ) -> tuple[list[Ruling], list[str]]:
     """Return rulings, and the ids of baseline and evaluation. `baseline`: replaces the policy's.
@@ -42,8 +42,8 @@ def gate(
     dense = any((rule.metric or "").partition(",")[0] in SIGNALS for rule in policy.rule)
     against = baseline_of(settings.work_dir, record, baseline or policy.baseline, counts)
     ids = [find_record(settings, name)[0].evaluation_id for name in (against, evaluation)]
-    made, rows = compared(settings.work_dir, ids, mixed=mixed, dense=dense)
-    return judge(policy, rows, made[-1].not_asked), ids
+    made, rows = compare_evaluations(settings.work_dir, ids, mixed=mixed, dense=dense)
+    return judge_rows(policy, rows, made[-1].not_asked), ids
 
 
 def baseline_of(
@@ -57,7 +57,7 @@ def baseline_of(
     if name not in ("previous", "best"):
         return name
     folder = str(Path(record.checkpoint.announced).parent)
-    points = current(find_series(work_dir, folder, record.suite.name, mixed=True))
+    points = current_points(find_series(work_dir, folder, record.suite.name, mixed=True))
     points = [p for p in points if p.mode != "screen" or p.evaluation_id == record.evaluation_id]
     ids = [point.evaluation_id for point in points]
     place = ids.index(record.evaluation_id) if record.evaluation_id in ids else 0

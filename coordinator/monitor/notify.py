@@ -24,7 +24,7 @@ from pydantic import Field, ValidationError
 from coordinator.base.words import first_of
 from coordinator.config.schema import Config, NotifyConfig
 from coordinator.errors import OperatorError
-from coordinator.monitor.gate import gate, read_policy
+from coordinator.monitor.gate import gate_evaluation, read_policy
 from coordinator.report.training import Drop
 from coordinator.runtime.summary import Summary
 from coordinator.verdicts.gate import Outcome, outcome_of
@@ -35,11 +35,11 @@ from evaljobs.errors import JobError, one_line
 log = logging.getLogger(__name__)
 
 MOST_WAITING = 200  # queued news
-TRIES = 6
+MAX_TRIES = 6
 FIRST_PAUSE = 2.0  # seconds before the second try; doubled each time
 COMMAND_SECONDS = 60.0  # longest run of a command
 WEBHOOK_SECONDS = 10.0  # longest wait for a webhook
-AGAIN = (408, 425, 429)  # status codes of a webhook below 500 after which a retry may succeed
+RETRIED_STATUSES = (408, 425, 429)  # status codes of a webhook below 500 after which a retry may succeed
 MOST_FELL = 20  # scores named in one notification
 
 
@@ -69,7 +69,7 @@ class News(Record):
     gate: Literal["", Outcome] = ""  # result of `[notify] gate` for an ended evaluation
 
 
-def ended(end: Summary, gate: tuple[Outcome, str] | None = None) -> News:
+def ended_news(end: Summary, gate: tuple[Outcome, str] | None = None) -> News:
     """Return the news of an end. `gate`: result of the rules of `[notify] gate`, and why."""
     event: Literal["ended", "failed"] = "failed" if end.result == "failed" else "ended"
     why = "; ".join(f"{task}: {error}" for task, error in list(end.errors.items())[:3])
@@ -93,19 +93,19 @@ def ended(end: Summary, gate: tuple[Outcome, str] | None = None) -> News:
     )
 
 
-def parked(summary: Summary, reason: str, at: float) -> News:
+def parked_news(summary: Summary, reason: str, at: float) -> News:
     text = _for_chats(f"{summary.evaluation_id} is parked: {reason}")
     return News(event="parked", text=text, reason=reason, **_of(summary, at))
 
 
-def fell(end: Summary, drops: Sequence[Drop], standing: str) -> News:
+def drop_news(end: Summary, drops: Sequence[Drop], standing: str) -> News:
     """Return the news of drops. `standing`: the training's state as a sentence."""
     said = first_of([f"{drop.name} is {drop.words}" for drop in drops], 3)
     text = _for_chats(f"{end.evaluation_id}: {said}; {standing}")
     return News(event="fell", text=text, fell=tuple(drops[:MOST_FELL]), **_of(end, end.ended_at))
 
 
-def training(text: str, checkpoint: str, step: int | None, at: float) -> News:
+def training_news(text: str, checkpoint: str, step: int | None, at: float) -> News:
     more: dict[str, Any] = {
         "evaluation_id": "",
         "checkpoint": checkpoint,
@@ -127,12 +127,12 @@ def _of(summary: Summary, at: float | None) -> dict[str, Any]:
     return {**named, "at": at}
 
 
-def gated(settings: Config, end: Summary) -> tuple[Outcome, str] | None:
+def gate_outcome(settings: Config, end: Summary) -> tuple[Outcome, str] | None:
     """Apply the rules of `[notify] gate` and return the result and why; None without rules, or if it was cancelled."""
     if settings.notify.gate is None or end.result == "cancelled":
         return None
     try:
-        rulings, _ = gate(settings, end.evaluation_id, read_policy(settings.notify.gate))
+        rulings, _ = gate_evaluation(settings, end.evaluation_id, read_policy(settings.notify.gate))
     except OperatorError as error:  # the first checkpoint, or a rule that names no score
         return "undecidable", f": {error}"
     except Exception as error:  # the news of the end itself are still sent
@@ -229,11 +229,11 @@ class Notifier:
     def _send(self, sink: Callable[[bytes], None], news: News) -> bool:
         """Send, or give up after TRIES. Return False if the daemon ends first."""
         body = news.model_dump_json().encode()
-        for number in range(1, TRIES + 1):
+        for number in range(1, MAX_TRIES + 1):
             try:
                 sink(body)
             except Exception as error:  # noqa: BLE001 (a person's command or server: anything may come of it)
-                if number == TRIES or isinstance(error, RefusedError):
+                if number == MAX_TRIES or isinstance(error, RefusedError):
                     log.warning("[notify]: giving up on %s of %s: %s", news.event, news.evaluation_id, error)
                     return True
                 if self._pause(FIRST_PAUSE * 2 ** (number - 1)):
@@ -264,7 +264,7 @@ def _post(webhook: str, body: bytes) -> None:
         )
     except requests.RequestException as error:  # its text contains the address
         raise OSError(f"{named} cannot be reached: {_kind(error)}") from None
-    if answer.status_code in AGAIN or answer.status_code >= 500:
+    if answer.status_code in RETRIED_STATUSES or answer.status_code >= 500:
         raise OSError(f"{named} answered {answer.status_code}")
     if not answer.ok or answer.is_redirect:
         raise RefusedError(f"{named} answered {answer.status_code}; not retried")

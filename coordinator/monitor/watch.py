@@ -24,13 +24,13 @@ from coordinator.monitor.gate import read_policy
 from coordinator.monitor.notify import News, notifier_of
 from coordinator.node_check.run import NodeChecker
 from coordinator.report import trainings
-from coordinator.report.training import morning
+from coordinator.report.training import training_sentence
 from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.summaries import Summaries
-from coordinator.runtime.summary import Summary, known_by
+from coordinator.runtime.summary import Summary, fields_of_record
 from coordinator.trackers.live import Exporter
 from evaljobs.contract.paths import WorkPaths
-from evaljobs.contract.specs import Kept
+from evaljobs.contract.specs import StateRecord
 from evaljobs.contract.storage import write_record
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ LOOK_SECONDS = 0.5  # between two looks at its file
 FINISH_SECONDS = 5.0  # longest time that a daemon's end waits for news to be sent
 
 
-class NewsFile(Kept):
+class NewsFile(StateRecord):
     """Contents of `news.json`: evaluations whose end is still to be sent, so that no news is lost if a daemon dies.
 
     An id is listed from the turn in which a daemon first runs the evaluation until the news of its end were sent or given up.
@@ -100,7 +100,9 @@ class Monitor:
 
     def _tell_ends(self, coordinator: Coordinator, ended: Sequence[Summary]) -> None:
         open_ones = coordinator.evaluations.running.keys() | coordinator.evaluations.parked.keys()
-        ends = {end.evaluation_id: partial(news, self._settings, end, JUDGED_SECONDS) for end in ended}
+        ends = {
+            end.evaluation_id: partial(news_of_ended, self._settings, end, JUDGED_SECONDS) for end in ended
+        }
         if self._owed is None:
             self._owed = self._written = set(_read(self._work.news))
             left = self._owed - open_ones - ends.keys()
@@ -124,7 +126,9 @@ class Monitor:
             record = parked[name].record
             if record is not None and now - since >= PARKED_SECONDS:
                 self._parked[name] = inf
-                news = notify.parked(Summary(written_at=now, **known_by(record)), parked[name].error, now)
+                news = notify.parked_news(
+                    Summary(written_at=now, **fields_of_record(record)), parked[name].error, now
+                )
                 self._notifier.tell(partial(list, [news]))
 
 
@@ -135,9 +139,9 @@ def _read(path: Path) -> tuple[str, ...]:
         return ()
 
 
-def news(settings: Config, end: Summary, patience: float = 0.0) -> Iterable[News]:
+def news_of_ended(settings: Config, end: Summary, patience: float = 0.0) -> Iterable[News]:
     """Yield news of an end. `patience`: seconds that the daemon's child has to judge its training."""
-    yield notify.ended(end, notify.gated(settings, end))
+    yield notify.ended_news(end, notify.gate_outcome(settings, end))
     until = time.monotonic() + patience
     while end.scores and time.monotonic() < until:
         if trainings.read_kept(settings, end.training, [end.evaluation_id]):
@@ -145,7 +149,7 @@ def news(settings: Config, end: Summary, patience: float = 0.0) -> Iterable[News
         time.sleep(LOOK_SECONDS)
     training = trainings.find_training(settings, end.training, [end.evaluation_id])
     if training and (drops := [d for d in training.drops if d.evaluation_id == end.evaluation_id]):
-        yield notify.fell(end, drops, morning(training))
+        yield notify.drop_news(end, drops, training_sentence(training))
 
 
 def _left(settings: Config, evaluation_id: str) -> Iterable[News]:
@@ -153,7 +157,7 @@ def _left(settings: Config, evaluation_id: str) -> Iterable[News]:
     found = Summaries(settings, evaluation_id)
     found.look(0.0)
     for end in found.ended:
-        yield from news(settings, end)
+        yield from news_of_ended(settings, end)
 
 
 def _metrics(settings: Config, work: WorkPaths) -> Metrics | None:
@@ -171,7 +175,7 @@ def _metrics(settings: Config, work: WorkPaths) -> Metrics | None:
     return metrics.Metrics(settings.metrics.listen, lambda: used_memory(work.redis_address))
 
 
-class Beside:
+class DaemonServices:
     """All tasks of a daemon beside its loop, with isolated errors. Raise OperatorError if `[metrics] listen` is unusable."""
 
     def __init__(self, settings: Config, coordinator: Coordinator) -> None:

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from statistics import median_high
 from typing import Any, Literal
 
-from coordinator.diagnosis.verdict import of_text
+from coordinator.diagnosis.verdict import diagnose_text
 
 MOST_ROUNDS = 8  # of one check; more only find bad nodes if nearly half of all are bad
-SLOW = 0.4  # fraction of the median rate of similar devices, below which a node is slow
-SLOW_GATHER = 0.25  # fraction of the median rate of the all-gathers, below which one fails
-SAID = {"matmul": "its matrix product", "memory": "its memory", "copy": "its copy from the host"}
+SLOW_SHARE = 0.4  # fraction of the median rate of similar devices, below which a node is slow
+SLOW_GATHER_SHARE = 0.25  # fraction of the median rate of the all-gathers, below which one fails
+RATE_WORDS = {"matmul": "its matrix product", "memory": "its memory", "copy": "its copy from the host"}
 
 World = tuple[str, ...]  # nodes tested together
 Node = Mapping[str, Any]  # a record of `evaljobs.node_check`
@@ -135,7 +135,7 @@ def _turn(nodes: Sequence[str], turn: int, left: set[str]) -> list[World]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class PairTest:
     """A completed test. `tasks`: processes per node; `ran`: its job began; `said`: how the job ended."""
 
     world: World
@@ -145,15 +145,15 @@ class Held:
     said: str = ""
 
 
-def judge(pairing: Pairing, held: Sequence[Held], was_slow: set[str]) -> None:
+def judge_round(pairing: Pairing, held: Sequence[PairTest], was_slow: set[str]) -> None:
     """Evaluate a round. A slow node is a suspect; one that was slow before (`was_slow`, which grows) is bad."""
-    results = {test.world: outcome(test) for test in held}
-    gathers = {test.world: rate for test in held if (rate := gathered(test.records))}
+    results = {test.world: outcome_of_test(test) for test in held}
+    gathers = {test.world: rate for test in held if (rate := gather_rate(test.records))}
     results |= {world: Outcome(passed=False, why=why) for world, why in slow_gathers(gathers).items()}
     pairing.learn(results)
     every = [record for test in held for record in test.records]
     for record in every:
-        if said := trouble(record):
+        if said := hardware_trouble(record):
             pairing.accuse(record["node"], said)
     slow = slow_nodes(every)
     for node, why in slow.items():
@@ -161,13 +161,13 @@ def judge(pairing: Pairing, held: Sequence[Held], was_slow: set[str]) -> None:
     was_slow.update(slow)
 
 
-def trouble(record: Node) -> str:
+def hardware_trouble(record: Node) -> str:
     """Return evidence that this node is bad: what it measured, or an Xid of its GPUs, by the rules of diagnosis."""
-    kernel = of_text("\n".join(record.get("kernel", ())))
+    kernel = diagnose_text("\n".join(record.get("kernel", ())))
     return "; ".join(filter(None, (record["trouble"], kernel.line if kernel.owner == "gpu" else "")))
 
 
-def outcome(test: Held) -> Outcome:
+def outcome_of_test(test: PairTest) -> Outcome:
     world, records, said = test.world, test.records, test.said
     if not test.ran and not records:
         return Outcome(passed=None, why=said)
@@ -184,7 +184,7 @@ def outcome(test: Held) -> Outcome:
     return Outcome(passed=not failed, why=failed[0] if failed else "")
 
 
-def gathered(records: Iterable[Node]) -> float | None:
+def gather_rate(records: Iterable[Node]) -> float | None:
     """Return bytes per second of a test's all-gather, from its slowest process; None if there was none."""
     return min((float(r["gathered"]) for r in records if "gathered" in r), default=None)
 
@@ -195,7 +195,7 @@ def slow_gathers(rates: Mapping[World, float]) -> dict[World, str]:
     return {
         world: f"the all-gather of {', '.join(world)} is {usual / rate:.1f} times slower than the median"
         for world, rate in rates.items()
-        if rate < SLOW_GATHER * usual
+        if rate < SLOW_GATHER_SHARE * usual
     }
 
 
@@ -217,11 +217,11 @@ def slow_nodes(records: Sequence[Node]) -> dict[str, str]:
     found: dict[str, str] = {}
     for kind, alike in kinds.items():
         rates = own_rates(alike)
-        for name, words in SAID.items():
+        for name, words in RATE_WORDS.items():
             known = {node: own[name] for node, own in rates.items() if name in own}
             usual = median_high(known.values()) if known else 0.0
             for node, rate in known.items():
-                if rate < SLOW * usual:
+                if rate < SLOW_SHARE * usual:
                     found.setdefault(
                         node, f"{words} is {usual / rate:.1f} times slower than the median of {kind}"
                     )

@@ -23,16 +23,24 @@ from typing import Any
 from pydantic import Field
 
 from coordinator.allocation import cordons
-from coordinator.base.aside import Aside
+from coordinator.base.aside import SideProcess
 from coordinator.cluster import Cluster, ClusterError, NodesJob, NodeState
 from coordinator.cluster.node_choice import in_hostlist
 from coordinator.config.schema import Config
-from coordinator.doctor.collect import scratch
-from coordinator.doctor.node_jobs import GRACE_SECONDS, NodeJob, Target, ask
+from coordinator.doctor.collect import scratch_folder
+from coordinator.doctor.node_jobs import GRACE_SECONDS, NodeJob, Target, ask_nodes
 from coordinator.errors import OperatorError, RetryError
 from coordinator.evaluation.job_specs import Site
 from coordinator.intake.from_settings import site_of
-from coordinator.node_check.pairing import MOST_ROUNDS, Held, Pairing, Verdict, World, judge, own_rates
+from coordinator.node_check.pairing import (
+    MOST_ROUNDS,
+    Pairing,
+    PairTest,
+    Verdict,
+    World,
+    judge_round,
+    own_rates,
+)
 from coordinator.runtime import wiring
 from coordinator.runtime.loop import Coordinator
 from evaljobs.contract.paths import WorkPaths
@@ -56,7 +64,7 @@ class CheckedNode(Record):
     rates: dict[str, float] = Field(default_factory=dict)
 
 
-class Checked(Record):
+class CheckReport(Record):
     """Output of `check-nodes`. `undetermined`: no test passed, so suspects may be good nodes; `exclude`: the bad nodes."""
 
     schema_version: int = 1
@@ -66,9 +74,9 @@ class Checked(Record):
     exclude: tuple[str, ...]
 
 
-def check(
+def check_nodes(
     config: Config, hosts: Sequence[str], *, wait_seconds: float, seed: int, alone: bool = False
-) -> Checked:
+) -> CheckReport:
     """Check these nodes (Slurm hostlists), or all idle nodes with GPUs of the trials' partition.
 
     `wait_seconds`: how long a job may take to start and end; `alone`: each node on its own, on its free GPUs. Raise
@@ -81,22 +89,22 @@ def check(
         listed = cluster.nodes()
     except ClusterError as error:
         raise RetryError(f"no news of nodes: {error}") from error
-    chosen, busy = choose(listed, hosts)
-    with scratch(config, "nodes") as folder:
+    chosen, busy = choose_nodes(listed, hosts)
+    with scratch_folder(config, "nodes") as folder:
         site, names = site_of(config), sorted(n.name for n in chosen)
         random.Random(seed).shuffle(names)
         cpu = (config.trial.device or "").startswith("cpu")
         gpus = {n.name: n.gpus_free if alone else n.gpus for n in chosen}
-        job = partial(job_of, site=site, folder=folder, gpus=gpus, cpu=cpu)
-        found = hold(names, job, cluster, wait_seconds, alone=alone)
+        job = partial(job_of_test, site=site, folder=folder, gpus=gpus, cpu=cpu)
+        found = run_rounds(names, job, cluster, wait_seconds, alone=alone)
     now, place = time.time(), WorkPaths(config.work_dir).nodes
     bad = [
         (n.node, cordons.Failure(at=now, why=n.why, seen_by=COMMAND))
         for n in found.nodes
         if n.verdict == "bad" and not alone
     ]
-    cordons.remember(place, bad, now)
-    before = cordons.failures(place, now)
+    cordons.record_node_failures(place, bad, now)
+    before = cordons.read_node_failures(place, now)
     rows = [*found.nodes, *(CheckedNode(node=n, verdict="not checked", why=why) for n, why in busy.items())]
     rows = [
         n.model_copy(update={"why": _history(before[n.node])})
@@ -107,7 +115,7 @@ def check(
     return found.model_copy(update={"nodes": tuple(sorted(rows, key=lambda n: n.node))})
 
 
-def choose(nodes: Sequence[NodeState], hosts: Sequence[str]) -> tuple[list[NodeState], dict[str, str]]:
+def choose_nodes(nodes: Sequence[NodeState], hosts: Sequence[str]) -> tuple[list[NodeState], dict[str, str]]:
     """Return nodes to check, and the others with the reason. Raise OperatorError if a hostlist matches none."""
     for text in hosts:
         if not any(in_hostlist(n.name, text) for n in nodes):
@@ -129,7 +137,7 @@ def _history(failures: Sequence[cordons.Failure]) -> str:
     return f"failed {times} in the last 7 days: {failures[-1].why}"
 
 
-def job_of(
+def job_of_test(
     world: World, name: str, *, site: Site, folder: Path, gpus: Mapping[str, int], cpu: bool
 ) -> tuple[NodesJob, Path]:
     """Return the job of a test, and the folder of its records. All nodes use the smallest number of GPUs."""
@@ -152,10 +160,10 @@ def job_of(
     return made, out
 
 
-def hold(
+def run_rounds(
     names: Sequence[str], job: Any, cluster: Cluster, wait_seconds: float, *, alone: bool = False
-) -> Checked:
-    """Run all rounds; `alone`: one round with a test per node. `job(world, name)`: like `job_of`."""
+) -> CheckReport:
+    """Run all rounds; `alone`: one round with a test per node. `job(world, name)`: like `job_of_test`."""
     pairing = Pairing(names, most_rounds=1 if alone else MOST_ROUNDS)
     rates, was_slow = dict[str, dict[str, float]](), set[str]()
     while worlds := pairing.worlds():
@@ -166,9 +174,9 @@ def hold(
             out.mkdir(mode=0o700)
             target = Target(node="+".join(world), cluster=cluster)
             asked.append(NodeJob(target=target, job=made, out=out, answers=len(world) * made.tasks))
-        ask(asked, wait_seconds, _look)
+        ask_nodes(asked, wait_seconds, _look)
         held = [
-            Held(
+            PairTest(
                 world=world,
                 records=_records(one),
                 tasks=one.answers // len(world),
@@ -177,13 +185,13 @@ def hold(
             )
             for world, one in zip(worlds, asked, strict=True)
         ]
-        judge(pairing, held, was_slow)
+        judge_round(pairing, held, was_slow)
         rates |= own_rates(record for each in held for record in each.records)
     rows = []
     for name in names:
         verdict, why = pairing.verdict(name)
         rows.append(CheckedNode(node=name, verdict=verdict, why=why, rates=rates.get(name, {})))
-    return Checked(
+    return CheckReport(
         nodes=tuple(rows),
         rounds=pairing.rounds,
         undetermined=pairing.undetermined,
@@ -208,7 +216,7 @@ def _records(one: NodeJob) -> list[Mapping[str, Any]]:
 # --- before use, in a separate process --------------------------------------------------------------------------------
 
 
-class Asked(Record):
+class CheckRequest(Record):
     config: Config
     nodes: tuple[str, ...]
 
@@ -220,7 +228,7 @@ class NodeChecker:
         self._config, self._coordinator, self._nodes = config, coordinator, tuple[str, ...]()
         self._work = WorkPaths(config.work_dir)
         # File WORK_DIR/cache/node-check.log: output of checks of nodes before their use | the coordinator | may be removed
-        self._process = Aside(__name__, self._work.cache / "node-check.log")
+        self._process = SideProcess(__name__, self._work.cache / "node-check.log")
         coordinator.offers.checks_nodes = config.nodes.check and config.cluster.kind == "slurm"
 
     def tick(self, now: float) -> None:
@@ -230,38 +238,42 @@ class NodeChecker:
             self._coordinator.offers.to_check = frozenset()
             if code:
                 log.warning("the check of %s has failed: see %s", ", ".join(self._nodes), self._process.log)
-                keep([CheckedNode(node=n, verdict="not checked") for n in self._nodes], self._work.nodes, now)
+                write_report(
+                    [CheckedNode(node=n, verdict="not checked") for n in self._nodes], self._work.nodes, now
+                )
         if not self._process.running and self._coordinator.offers.to_check:
             self._nodes = tuple(sorted(self._coordinator.offers.to_check))
-            self._process.begin(Asked(config=self._config, nodes=self._nodes).model_dump_json().encode())
+            self._process.begin(
+                CheckRequest(config=self._config, nodes=self._nodes).model_dump_json().encode()
+            )
 
     def stop(self) -> None:
         """End what runs, which cancels its jobs; the next daemon checks again."""
         self._process.stop()
 
 
-def keep(rows: Sequence[CheckedNode], place: Path, now: float) -> None:
+def write_report(rows: Sequence[CheckedNode], place: Path, now: float) -> None:
     """Record the results in `nodes.json` (`place`). Raise OSError."""
     passed = any(row.verdict == "ok" for row in rows)
     after = {row.node: now + AFTER_SECONDS[row.verdict] for row in rows}
     for row in rows:
         log.info("%s: %s %s", row.node, row.verdict, row.why)
         if row.verdict in ("bad", "suspect"):
-            cordons.remember(
+            cordons.record_node_failures(
                 place, [(row.node, cordons.Failure(at=now, why=row.why, seen_by=BY_DAEMON))], now
             )
         if row.verdict == "bad" or (row.verdict == "suspect" and passed):
-            cordons.cordon(place, [row.node], after[row.node], now)
-    cordons.check_again(place, after, now)
+            cordons.cordon_nodes(place, [row.node], after[row.node], now)
+    cordons.require_node_check(place, after, now)
 
 
 def main() -> int:
     """Run the child process. Its output is the log."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # jobs must be cancelled and files deleted
-    asked = Asked.model_validate_json(sys.stdin.buffer.read())
-    found = check(asked.config, asked.nodes, wait_seconds=TEST_SECONDS + 30.0, seed=0, alone=True)
-    keep(found.nodes, WorkPaths(asked.config.work_dir).nodes, time.time())
+    asked = CheckRequest.model_validate_json(sys.stdin.buffer.read())
+    found = check_nodes(asked.config, asked.nodes, wait_seconds=TEST_SECONDS + 30.0, seed=0, alone=True)
+    write_report(found.nodes, WorkPaths(asked.config.work_dir).nodes, time.time())
     return 0
 
 

@@ -2,7 +2,7 @@
 
 Rule: the page shows what the report, the journal and results.json say, and computes only sums. Long lists are stored as
 columns: 7,000 shards are a few arrays. Seconds count from the acceptance, as journalled; by the coordinator's clock unless a
-job's own time is recorded. `trace` uses the same data.
+job's own time is recorded. `trace_events` uses the same data.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from coordinator.diagnosis.verdict import in_words
+from coordinator.diagnosis.verdict import diagnosis_in_words
 from coordinator.evaluation.events import (
     AnyEvent,
     BackOffOver,
@@ -33,17 +33,19 @@ from evaljobs.contract.columns import SUITE_MEAN
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import Built, Converted, Executed, Failed, Scored, Staged
 
-HALTS = (
+HALTING_STATUSES = (
     "stopped",
     "paused",
     "parked",
     "given up",
 )  # statuses whose first warning gives the time and the reason
-CALM = frozenset({"COMPLETED", "COMPLETING", "CANCELLED"})  # end states of a job that need no mention
+ORDINARY_STATES = frozenset(
+    {"COMPLETED", "COMPLETING", "CANCELLED"}
+)  # end states of a job that need no mention
 MOST_WORDS = 400  # characters of a note
 SCORE_COLUMNS = ("task", "measure", "value", "stderr", "higher_is_better", "documents", "n_shot", "version")
 # state of a node; the worst comes first if several evaluations use it
-STANDING = ("cordoned", "back-off", "withdrawn", "ready", "staging", "offered")
+NODE_STATES = ("cordoned", "back-off", "withdrawn", "ready", "staging", "offered")
 
 
 class Span(NamedTuple):
@@ -84,15 +86,15 @@ def evaluation_data(
         "kind": "evaluation",
         "report": report.model_dump(mode="json", exclude={"shards"}),
         "slot": slot_word(gpu.device for gpu in report.gpus),
-        "halted": report.warnings[0] if report.status in HALTS else "",
+        "halted": report.warnings[0] if report.status in HALTING_STATUSES else "",
         "cost": None if price is None else report.gpu_seconds / 3600 * price,
         "unscored": results.get("unscored", {}),
         "scores": [{name: getattr(score, name) for name in SCORE_COLUMNS} for score in _scores(results)],
         "shards": _shards(report, predicted),
-        "jobs": spans(events, report.accepted_at, [e.name for e in report.entries]),
+        "jobs": job_spans(events, report.accepted_at, [e.name for e in report.entries]),
         "nodes": _nodes(report, events),
         "standing": standing,
-        "notes": notes(events, report.accepted_at),
+        "notes": timeline_notes(events, report.accepted_at),
     }
 
 
@@ -148,12 +150,12 @@ def standing_of(summaries: Iterable[Summary], cordoned: Mapping[str, float]) -> 
         [name, "cordoned", "given back (evalspan release), or bad in its check", until]
         for name, until in cordoned.items()
     ]
-    rows.sort(key=lambda row: STANDING.index(row[1]))
+    rows.sort(key=lambda row: NODE_STATES.index(row[1]))
     worst = {row[0]: row for row in reversed(rows)}
     return [worst[name] for name in sorted(worst)]
 
 
-def spans(events: Iterable[AnyEvent], accepted_at: float, entries: Sequence[str]) -> list[Span]:
+def job_spans(events: Iterable[AnyEvent], accepted_at: float, entries: Sequence[str]) -> list[Span]:
     """Return spans of jobs that left an outcome, in as few rows as possible. `entries`: names of the suite's tasks."""
     found = []
     for event in events:
@@ -193,7 +195,7 @@ def in_rows(found: Iterable[Span]) -> list[Span]:
     return [span._replace(row=first[kind] + span.row) for kind, span in placed]
 
 
-def notes(events: Iterable[AnyEvent], accepted_at: float) -> list[Note]:
+def timeline_notes(events: Iterable[AnyEvent], accepted_at: float) -> list[Note]:
     return [
         Note(event.at - accepted_at, about, text[:MOST_WORDS], bad)
         for event in events
@@ -205,7 +207,7 @@ def _told(event: AnyEvent) -> Iterator[tuple[str, str, bool]]:  # noqa: C901, PL
     """Yield (subject, text, whether it is bad)."""
     match event:
         case OutcomeSeen(outcome=Failed() as failed):
-            said = in_words(event.cause, f"{failed.job} failed: {failed.error}")
+            said = diagnosis_in_words(event.cause, f"{failed.job} failed: {failed.error}")
             yield failed.node or failed.name, said, True
         case OutcomeSeen(outcome=Staged() as staged):
             why = f"; {staged.why}" if staged.why else ""
@@ -220,9 +222,13 @@ def _told(event: AnyEvent) -> Iterator[tuple[str, str, bool]]:  # noqa: C901, PL
             yield from ((node, "back-off over", False) for node in event.nodes)
         case JobNotSubmitted():
             yield event.job, f"not submitted: {event.error}", True
-        case JobEnded() if event.state not in CALM:
+        case JobEnded() if event.state not in ORDINARY_STATES:
             where = f" (running {event.shard})" if event.shard else ""
-            yield f"{event.job}.{event.index}", in_words(event.cause, f"ended {event.state}{where}"), True
+            yield (
+                f"{event.job}.{event.index}",
+                diagnosis_in_words(event.cause, f"ended {event.state}{where}"),
+                True,
+            )
         case TrialHung():
             where = f" at {event.shard}" if event.shard else ""
             yield event.trial, f"no progress for {event.seconds:.0f} s{where}", True
@@ -242,7 +248,7 @@ MICRO = 1e6
 Place = tuple[int, int]  # process and thread
 
 
-def trace(data: Mapping[str, Any]) -> dict[str, Any]:
+def trace_events(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return {"traceEvents": […], …}. `data`: from `evaluation_data`."""
     report, shards = data["report"], data["shards"]
     nodes = {node: i + 1 for i, node in enumerate(dict.fromkeys(g["node"] for g in report["gpus"]))}

@@ -15,7 +15,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from coordinator.base.strict_json import finite
+from coordinator.base.strict_json import replace_non_finite
 
 SCRIPTS = (
     "uplot.js", "base.js", "table.js", "curves.js", "heatmap.js", "summary.js", "lanes.js", "index.js", "nodes.js", "samples.js", "page.js",
@@ -24,7 +24,7 @@ STYLES = ("uplot.css", "page.css")
 SAME_SERVER = "; connect-src 'self'"
 
 
-def page(
+def render_page(
     title: str, data: Mapping[str, Any], blocks: Mapping[str, bytes] | None = None, *, live: bool = False
 ) -> str:
     """Return the page as text. `data`: JSON-able; non-finite numbers become null.
@@ -58,9 +58,9 @@ def page(
 
 def as_json(data: Any) -> str:
     """Return JSON that is safe inside a script element: no `<`, so no end tag and no comment."""
-    return json.dumps(finite(data), ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace(
-        "<", "\\u003c"
-    )
+    return json.dumps(
+        replace_non_finite(data), ensure_ascii=False, separators=(",", ":"), allow_nan=False
+    ).replace("<", "\\u003c")
 
 
 @cache

@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from coordinator.base.words import about
+from coordinator.base.words import format_estimate
 from coordinator.report.learning_curves import MEAN, Curve, Series, groups_now
 from coordinator.report.scores import top_groups
-from coordinator.report.training import Training, clauses, drops_of
+from coordinator.report.training import Training, drops_of, training_clauses
 from coordinator.report.trainings import Key
-from coordinator.report.verdicts import ALONG
+from coordinator.report.verdicts import SERIES_NOTE
 from coordinator.runtime.summary import Halt, Summary
 
 # fields of a summary in the list of evaluations
-SUMMARY = {
+SUMMARY_FIELDS = {
     "evaluation_id", "suite", "step", "scored", "entries", "shards_done", "shards", "accepted_at", "makespan_seconds", "gpu_seconds",
     "slot",
 }  # fmt: skip
@@ -35,7 +35,7 @@ def in_order(summaries: Iterable[Summary]) -> list[Summary]:
     return sorted(latest.values(), key=lambda s: (s.step is None, s.step or 0, s.accepted_at))
 
 
-def standing(summary: Summary, halt: Halt | None, now: float) -> tuple[str, str]:
+def standing_in_words(summary: Summary, halt: Halt | None, now: float) -> tuple[str, str]:
     """Return (done | failed | cancelled | stopped | running, the same as `status` describes it)."""
     if halt is not None:
         return "stopped", halt.text
@@ -46,16 +46,16 @@ def standing(summary: Summary, halt: Halt | None, now: float) -> tuple[str, str]
         return summary.result, said
     done = f", {100 * summary.shards_done // summary.shards} %" if summary.shards else ""
     known = summary.done_at is not None and summary.trials
-    left = f", {about(max((summary.done_at or 0.0) - now, 0.0))} left" if known else ""
+    left = f", {format_estimate(max((summary.done_at or 0.0) - now, 0.0))} left" if known else ""
     return "running", f"{summary.stage}{done}{left}"
 
 
-class Standing(NamedTuple):
+class TrainingStanding(NamedTuple):
     """A training according to its summaries, in order of its checkpoints; the latest evaluation for each checkpoint."""
 
     key: Key
     members: Sequence[Summary]
-    stands: Mapping[str, tuple[str, str]]  # evaluation -> from `standing`
+    stands: Mapping[str, tuple[str, str]]  # evaluation -> from `standing_in_words`
     training: Training | None  # None: not yet compared
 
     @property
@@ -80,7 +80,7 @@ class Standing(NamedTuple):
 
 def trainings_of(
     every: Iterable[tuple[Summary, Halt | None]], find: Find, now: float, most: int | None = None
-) -> list[Standing]:
+) -> list[TrainingStanding]:
     """Return the first `most` trainings, that with the newest evaluation first."""
     groups: dict[Key, list[tuple[Summary, Halt | None]]] = defaultdict(list)
     for summary, halt in every:
@@ -88,10 +88,10 @@ def trainings_of(
     newest_first = sorted(groups, key=lambda key: -max(s.accepted_at for s, _ in groups[key]))
     made = []
     for key in newest_first[:most]:
-        stands = {s.evaluation_id: standing(s, halt, now) for s, halt in groups[key]}
+        stands = {s.evaluation_id: standing_in_words(s, halt, now) for s, halt in groups[key]}
         members = in_order(s for s, _ in groups[key])
         scored = [s for s in members if s.ended_at is not None and s.scores]
-        made.append(Standing(key, members, stands, find(key, scored) if scored else None))
+        made.append(TrainingStanding(key, members, stands, find(key, scored) if scored else None))
     return made
 
 
@@ -101,7 +101,7 @@ def index_data(
     """Return the front page's data. `begun`: open evaluations, oldest first; `ended`: newest first."""
     every = [*begun, *((s, None) for s in ended)]
     found = trainings_of(every, find, now)
-    stands = {s.evaluation_id: standing(s, halt, now) for s, halt in every}
+    stands = {s.evaluation_id: standing_in_words(s, halt, now) for s, halt in every}
     names = short_names([one.key[0] for one in found])
     going = sum(halt is None for _, halt in begun)
     return {
@@ -109,7 +109,7 @@ def index_data(
         "running": going,
         "halted": len(begun) - going,
         "evaluations": [
-            s.model_dump(include=SUMMARY)
+            s.model_dump(include=SUMMARY_FIELDS)
             | {"folder": s.training[0]}
             | dict(zip(("word", "status"), stands[s.evaluation_id], strict=True))
             for s, _ in every
@@ -118,7 +118,7 @@ def index_data(
     }
 
 
-def _card(one: Standing, name: str) -> dict[str, Any]:
+def _card(one: TrainingStanding, name: str) -> dict[str, Any]:
     """Return a training's card. `lines`: name -> values over `scored`, checkpoints with scores; `states`: of the others."""
     folder, suite, mode = one.key
     training = one.training
@@ -130,7 +130,7 @@ def _card(one: Standing, name: str) -> dict[str, Any]:
         "checkpoints": len(one.members),
         "scored": training.scored if training else [],
         "lines": _lines(one.members, training) if training else {},
-        "standing": shown(training) if training else None,
+        "standing": training_as_shown(training) if training else None,
         "gpu_seconds": sum(s.gpu_seconds or 0.0 for s in one.members),
         "slot": one.members[-1].slot,
         "states": one.states,
@@ -154,7 +154,7 @@ def _lines(members: Sequence[Summary], training: Training) -> dict[str, Sequence
 # --- the page over checkpoints: learning curves, tasks by checkpoints, costs -----------------------------------------
 
 
-POINT = (
+POINT_FIELDS = (
     "evaluation_id", "label", "step", "status", "mode", "accepted_at", "makespan_seconds", "gpu_seconds", "slot", "cost",
 )  # fmt: skip
 
@@ -166,11 +166,11 @@ def training_data(found: Iterable[tuple[Training, Series]]) -> dict[str, Any]:
     return {"kind": "training", "trainings": [_training(names[t.folder], t, series) for t, series in made]}
 
 
-def shown(training: Training) -> dict[str, Any]:
+def training_as_shown(training: Training) -> dict[str, Any]:
     """Return a training's state for pages: clauses and drops."""
     drops = [{"name": d.name, "words": d.words, "evaluation": d.evaluation_id} for d in training.drops]
     return {
-        "clauses": [clause._asdict() for clause in clauses(training)],
+        "clauses": [clause._asdict() for clause in training_clauses(training)],
         "drops": drops,
         "judged": training.judged,
     }
@@ -192,10 +192,10 @@ def _training(name: str, training: Training, series: Series) -> dict[str, Any]:
         "name": name,
         "folder": training.folder,
         "suite": training.suite if training.mode == "exact" else f"{training.suite}, {training.mode} mode",
-        **shown(training),
+        **training_as_shown(training),
         "superseded": series.superseded,
-        "along": ALONG.format(horizon=series.horizon),
-        "points": [{name: getattr(point, name) for name in POINT} for point in series.points],
+        "along": SERIES_NOTE.format(horizon=series.horizon),
+        "points": [{name: getattr(point, name) for name in POINT_FIELDS} for point in series.points],
         "curves": [_columns(curve, places) for curve in (*series.means, *series.curves)],
         "groups": list(top_groups(groups_now(series.points)).items()),
     }

@@ -22,21 +22,21 @@ from coordinator.evaluation.events import AnyEvent
 from coordinator.evaluation.state import State
 from coordinator.page import evaluation, index, samples
 from coordinator.report import trainings
-from coordinator.report.columns import documents as documents_of
+from coordinator.report.columns import read_documents as documents_of
 from coordinator.report.columns import sample_file
 from coordinator.report.comparisons import heads_of
-from coordinator.report.load_series import documents, is_folder
-from coordinator.report.pairs import compared
+from coordinator.report.load_series import is_folder, load_documents
+from coordinator.report.pairs import compare_evaluations
 from coordinator.report.scores import Head, scores_of, with_signals
-from coordinator.report.training import Against, held
-from coordinator.report.verdicts import MEANING, name_of, overall_of
+from coordinator.report.training import Against, clause_against
+from coordinator.report.verdicts import VERDICTS_NOTE, name_of, overall_of
 from coordinator.runtime.finalize import results_in_files, results_of
 from coordinator.runtime.journal import has_other_format, read_events
 from coordinator.runtime.replay import find_evaluation
 from coordinator.runtime.summaries import Summaries, find_folder, find_record
 from coordinator.runtime.summarise import summary_now
-from coordinator.runtime.summary import Halt, Summary, ended, halt_of, read_json
-from evaljobs.contract.folded import exists, open_file, read_bytes
+from coordinator.runtime.summary import Halt, Summary, halt_of, read_ended_summary, read_json
+from evaljobs.contract.folded import file_exists, open_file, read_bytes
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 MOST_BEFORE = 60  # earlier checkpoints whose scores a page shows
@@ -45,7 +45,7 @@ LAST_LINES = 30
 LAST_BYTES = 20_000  # read from a log
 
 
-class Contents(NamedTuple):
+class PageContents(NamedTuple):
     """Contents of one page. `blocks`: name -> gzip bytes."""
 
     title: str
@@ -57,9 +57,9 @@ class Contents(NamedTuple):
 Find = Callable[[Config, str], tuple[State, EvaluationPaths, list[AnyEvent]]]
 
 
-def of_evaluation(
+def evaluation_contents(
     settings: Config, name: str, find: Find = find_evaluation, every: Sequence[Summary] | None = None
-) -> Contents:
+) -> PageContents:
     """Return the page of one evaluation, even while it runs. Raise OperatorError if the name matches none, or several.
 
     `every`: summaries of the work folder's evaluations; None: read them here.
@@ -70,7 +70,9 @@ def of_evaluation(
         every = [*summaries.open, *summaries.ended]
     data, paths, results = evaluation_and_results(settings, name, find)
     lines = {task: _lines(file) for task, file in _sample_files(paths, results).items()}
-    listed, blocks = samples.blocks_of(lines, kind_of=lambda task: samples.Kind(later=_later(results, task)))
+    listed, blocks = samples.blocks_of(
+        lines, kind_of=lambda task: samples.SampleKind(later=_later(results, task))
+    )
     more = {
         "logs": _logs(paths, data["notes"]),
         "samples": listed,
@@ -92,7 +94,7 @@ def _beside(
     scored = [s for s in members[:at] if s.ended_at and s.scores][-MOST_BEFORE:]
     known = [
         {score.name: float(f"{score.value:.4g}") for score in document.scores}
-        for document in documents(settings.work_dir, scored)
+        for document in load_documents(settings.work_dir, scored)
     ]
     ids = [s.evaluation_id for s in members if s.ended_at and s.scores]
     standing = trainings.find_training(settings, one.training, ids) if ids else None
@@ -101,9 +103,9 @@ def _beside(
     against = None
     if last and whole:
         earlier = Against(evaluation_id=last.evaluation_id, label=last.label, **whole)
-        against = held(one.label, name, earlier)._asdict()
+        against = clause_against(one.label, name, earlier)._asdict()
     about = {
-        "standing": standing and index.shown(standing),
+        "standing": standing and index.training_as_shown(standing),
         "against": against,
         "folder": one.training[0],
         "suite": one.suite,
@@ -124,7 +126,7 @@ def _changes(
     text; the fields of `Against`). Empty and None if one of both evaluations cannot be read.
     """
     with suppress(EvalspanError, LookupError, OSError, TypeError, ValueError):
-        rows = compared(settings.work_dir, [before, after])[1]
+        rows = compare_evaluations(settings.work_dir, [before, after])[1]
         found = {}
         for row in rows:
             said = row["verdicts"][-1]
@@ -135,32 +137,34 @@ def _changes(
     return {}, None
 
 
-def of_work_folder(
+def work_folder_contents(
     settings: Config,
     begun: Sequence[tuple[Summary, Halt | None]],
     ended: Sequence[Summary],
     find: index.Find,
-) -> Contents:
+) -> PageContents:
     """Return the page of all evaluations of the work folder and their trainings. `begun`: open evaluations."""
     found = index.index_data(begun, ended, find, time.time())
     going = [s for s, halt in begun if halt is None]
     return _made(str(settings.work_dir), found | {"standing": _standing(settings, going)})
 
 
-def of_trainings(settings: Config, heads: Sequence[Head], selector: str, *, dense: bool = False) -> Contents:
+def trainings_contents(
+    settings: Config, heads: Sequence[Head], selector: str, *, dense: bool = False
+) -> PageContents:
     """Return the page of checkpoints, by training, with verdicts. `selector`: the name that selected them."""
     whole, each = is_folder(selector), trainings.by_training(heads).values()
-    made = [trainings.judge(settings, of, whole=whole, scores=False) for of in each]
+    made = [trainings.judge_training(settings, of, whole=whole, scores=False) for of in each]
     data = index.training_data((standing, series.shown(dense=dense)) for standing, series in made)
     return _made(", ".join(dict.fromkeys(t["name"] for t in data["trainings"])), data)
 
 
-def of_comparison(
+def comparison_contents(
     settings: Config, names: Sequence[str], *, mixed: bool = False, dense: bool = False
-) -> Contents:
+) -> PageContents:
     """Return the page with scores of all these evaluations, and samples of the first and the last. Raise OperatorError."""
     ids = [find_record(settings, name)[0].evaluation_id for name in names]
-    points, rows = compared(settings.work_dir, ids, mixed=mixed, dense=dense)
+    points, rows = compare_evaluations(settings.work_dir, ids, mixed=mixed, dense=dense)
     folders = [EvaluationPaths(settings.work_dir / name) for name in ids]
     places = [(paths, read_json(paths.results)) for paths in folders]
     heads = heads_of(points)
@@ -168,8 +172,8 @@ def of_comparison(
     blocks: dict[str, bytes] = {}
 
     @cache
-    def kind_of(task: str) -> samples.Kind:
-        return samples.Kind(_flipped(places[0][0], places[-1][0], task), _later(places[-1][1], task))
+    def kind_of(task: str) -> samples.SampleKind:
+        return samples.SampleKind(_flipped(places[0][0], places[-1][0], task), _later(places[-1][1], task))
 
     for side, i in (("first", 0), ("last", -1)):
         lines = {task: _lines(file) for task, file in _sample_files(*places[i]).items()}
@@ -183,7 +187,7 @@ def of_comparison(
         "ids": [p.evaluation_id for p in points],
         "rows": rows,
         "overall": overall_of(rows),
-        "verdicts": MEANING,
+        "verdicts": VERDICTS_NOTE,
         "samples": [
             {**row, "blocks": [first[task]["block"], row["block"]]}
             for task, row in last.items()
@@ -217,7 +221,7 @@ def evaluation_and_results(
     """Return (the page's data without samples and logs, its folder, its results)."""
     paths = find_folder(settings, name)
     standing: list[list[Any]] = []
-    summary = ended(paths)
+    summary = read_ended_summary(paths)
     if summary is not None and (found := results_in_files(paths)) is not None:
         # events of another journal format are not read: the page then has no jobs and no notes
         events = [] if has_other_format(paths.journal) else list(read_events(paths.journal))
@@ -230,19 +234,19 @@ def evaluation_and_results(
     raw = with_signals(found.raw)
     data = evaluation.evaluation_data(found.report, events, raw, settings.gpu_hour_price, standing)
     halt = halt_of(summary, paths) if summary.ended_at is None else None
-    data["head"] = index.standing(summary, halt, time.time())
+    data["head"] = index.standing_in_words(summary, halt, time.time())
     data["waits"] = [f"{w.what}{f' ({w.why})' if w.why else ''}" for w in summary.waits]
     return data, paths, raw
 
 
 def _standing(settings: Config, summaries: Sequence[Summary]) -> list[list[Any]]:
-    cordoned = cordons.read(WorkPaths(settings.work_dir).nodes, time.time())
+    cordoned = cordons.read_cordons(WorkPaths(settings.work_dir).nodes, time.time())
     return evaluation.standing_of(summaries, cordoned)
 
 
-def _made(title: str, data: Mapping[str, Any], blocks: Mapping[str, bytes] | None = None) -> Contents:
+def _made(title: str, data: Mapping[str, Any], blocks: Mapping[str, bytes] | None = None) -> PageContents:
     version = version_text().removeprefix("evalspan ")
-    return Contents(title, {**data, "made_at": time.time(), "version": version}, dict(blocks or {}))
+    return PageContents(title, {**data, "made_at": time.time(), "version": version}, dict(blocks or {}))
 
 
 def _sample_files(paths: EvaluationPaths, results: Mapping[str, Any]) -> dict[str, Path]:
@@ -265,14 +269,14 @@ def _logs(paths: EvaluationPaths, notes: Sequence[evaluation.Note]) -> list[list
             if text is not None and text not in found.values() and len(found) < MOST_LOGS:
                 found[name] = text
                 break
-    return [[name, text or "(it is empty)", exists(paths.log(name))] for name, text in found.items()]
+    return [[name, text or "(it is empty)", file_exists(paths.log(name))] for name, text in found.items()]
 
 
 def _last_words(paths: EvaluationPaths, job: str) -> str | None:
     log, outcome = paths.log(job), paths.outcome("failed", job)
-    if exists(log):
+    if file_exists(log):
         text = read_bytes(log)[-LAST_BYTES:].decode(errors="replace")
-    elif exists(outcome):
+    elif file_exists(outcome):
         text = json.loads(read_bytes(outcome)).get("detail", "")[-LAST_BYTES:]
     else:
         return None

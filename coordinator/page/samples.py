@@ -34,7 +34,7 @@ VALUES = COLUMNS.index("values")
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class SampleKind:
     """Options for a task's samples. `flipped`: documents to keep first, None: wrong ones; `later`: the messages' field."""
 
     flipped: Collection[int] | None = None
@@ -50,7 +50,7 @@ class Kind:
 def blocks_of(
     tasks: Mapping[str, Iterable[str]],
     most_bytes: int = MOST_BYTES,
-    kind_of: Callable[[str], Kind] = lambda _: Kind(),
+    kind_of: Callable[[str], SampleKind] = lambda _: SampleKind(),
 ) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
     """Return (an index row per task, name of a block -> its gzip bytes). `tasks`: task -> lines of its sample file."""
     share = most_bytes // max(1, len(tasks))
@@ -62,7 +62,7 @@ def blocks_of(
     return index, blocks
 
 
-def _fitting(lines: Iterable[str], share: int, kind: Kind) -> tuple[bytes, dict[str, int]]:
+def _fitting(lines: Iterable[str], share: int, kind: SampleKind) -> tuple[bytes, dict[str, int]]:
     """Return (gzip of the samples that fit, counts of their documents, of all, and of broken lines).
 
     A document has one line per filter.

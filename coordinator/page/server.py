@@ -61,7 +61,7 @@ COOKIE = "evalspan"
 HOSTS = ["127.0.0.1", "localhost", "[::1]"]
 LOOK_SECONDS = 2.0  # between two looks at the work folder
 FEWEST_COMPARED = 2
-BUSY = 0.05  # largest share of a core for rebuilding pages
+BUSY_SHARE = 0.05  # largest share of a core for rebuilding pages
 COMPARE_SECONDS = 2.0  # for trainings not yet compared; the front page shows the others later
 MOST_AT_ONCE = 200  # connections; any further one is answered with 503
 HEADER_SECONDS = 10.0  # from a connection to its first request
@@ -122,7 +122,7 @@ class Journals:
 
 
 class _Made(NamedTuple):
-    contents: read.Contents
+    contents: read.PageContents
     until: float  # monotonic seconds before which it is not rebuilt
 
 
@@ -152,7 +152,7 @@ class Pages:
         self._looked_at, self._work_mark = float("-inf"), ""
         self._lock = Lock()  # protects the caches and the look at the work folder
 
-    def get(self, address: str, make: Callable[[], read.Contents]) -> read.Contents:
+    def get(self, address: str, make: Callable[[], read.PageContents]) -> read.PageContents:
         """Return contents whose data include their mark. `address`: path and query of the page."""
         with self._lock:
             making = self._making.setdefault(address, Lock())
@@ -163,8 +163,8 @@ class Pages:
                 if kept is None or kept.contents.data["mark"] != mark:
                     began = self._spent()
                     title, data, blocks = make()
-                    contents = read.Contents(title, {**data, "mark": mark}, blocks)
-                    kept = _Made(contents, self._now() + (self._spent() - began) / BUSY)
+                    contents = read.PageContents(title, {**data, "mark": mark}, blocks)
+                    kept = _Made(contents, self._now() + (self._spent() - began) / BUSY_SHARE)
             with self._lock:
                 self._made.pop(address, None)
                 self._made[address] = kept
@@ -199,7 +199,7 @@ class Pages:
         self._work_mark = f"{hash((*ended, *begun)):x}"
         self._looked_at = self._now()
 
-    def index(self) -> read.Contents:
+    def index(self) -> read.PageContents:
         begun, ended = self._seen()
         until = self._now() + COMPARE_SECONDS
 
@@ -212,20 +212,22 @@ class Pages:
                     del self._trainings[old]
             return self._trainings.get(known)
 
-        return read.of_work_folder(self.settings, begun, ended, find)
+        return read.work_folder_contents(self.settings, begun, ended, find)
 
     def _seen(self) -> tuple[list[tuple[Summary, Halt | None]], list[Summary]]:
         with self._lock:
             self._look()
             return self._open, self._summaries.ended
 
-    def evaluation(self, name: str) -> read.Contents:
+    def evaluation(self, name: str) -> read.PageContents:
         begun, ended = self._seen()
-        return read.of_evaluation(self.settings, name, self._journals.find, [*(s for s, _ in begun), *ended])
+        return read.evaluation_contents(
+            self.settings, name, self._journals.find, [*(s for s, _ in begun), *ended]
+        )
 
-    def trainings(self, folder: str, suite: str | None) -> read.Contents:
+    def trainings(self, folder: str, suite: str | None) -> read.PageContents:
         found = find_heads(self.settings.work_dir, folder, suite, mixed=True)
-        return read.of_trainings(self.settings, found, folder)
+        return read.trainings_contents(self.settings, found, folder)
 
 
 class _Views:
@@ -243,7 +245,7 @@ class _Views:
             Route("/compare", self._compare),
         ]
 
-    def _answer(self, request: Request, address: str, make: Callable[[], read.Contents]) -> Response:
+    def _answer(self, request: Request, address: str, make: Callable[[], read.PageContents]) -> Response:
         """Answer with a page, or for a page that updates itself with data; 304 if it has these."""
         try:
             found = self._pages.get(address, make)
@@ -252,7 +254,7 @@ class _Views:
         except (EvalspanError, OSError) as error:
             return PlainTextResponse(str(error), status_code=503)
         if request.headers.get("accept") != "application/json":
-            return Response(html.page(*found, live=True), media_type="text/html; charset=utf-8")
+            return Response(html.render_page(*found, live=True), media_type="text/html; charset=utf-8")
         if request.headers.get("if-none-match") == found.data["mark"]:
             return Response(status_code=304)
         blocks = {name: base64.b64encode(content).decode() for name, content in found.blocks.items()}
@@ -278,10 +280,12 @@ class _Views:
         names = request.query_params.getlist("id")
         if len(names) < FEWEST_COMPARED:
             return PlainTextResponse("name two evaluations: /compare?id=…&id=…", status_code=404)
-        return self._answer(request, str(request.url), lambda: read.of_comparison(self._settings, names))
+        return self._answer(
+            request, str(request.url), lambda: read.comparison_contents(self._settings, names)
+        )
 
 
-def application(settings: Config, token: str | None) -> Starlette:
+def web_application(settings: Config, token: str | None) -> Starlette:
     """Return the web application. `token`: what a browser must present; None: on a Unix socket, whose mode excludes others."""
     hosts = Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS, www_redirect=False)
     return Starlette(routes=_Views(settings).routes(), middleware=[hosts, Middleware(_Guard, token)])
@@ -330,7 +334,7 @@ class _Timed(H11Protocol):
         self.loop.call_later(HEADER_SECONDS, lambda: self.cycle or transport.close())
 
 
-def run(settings: Config, *, port: int, unix: Path | None, say: Callable[[str], None]) -> None:
+def serve_pages(settings: Config, *, port: int, unix: Path | None, say: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM. Raise OperatorError if the address is unavailable."""
     bound, address, token = _bound(port, unix)
     bound.listen()  # a client that connects at once waits
@@ -338,7 +342,7 @@ def run(settings: Config, *, port: int, unix: Path | None, say: Callable[[str], 
     # uvicorn re-raises the signal when it has shut down
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     config = uvicorn.Config(
-        application(settings, token),
+        web_application(settings, token),
         log_level="warning",
         server_header=False,
         ws="none",

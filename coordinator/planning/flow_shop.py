@@ -13,28 +13,28 @@ from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
 
-from coordinator.planning.lower_bound import bound
+from coordinator.planning.lower_bound import plan_bound
 from coordinator.planning.model import (
     LanePlan,
     Plan,
     PlannedShard,
     Problem,
     WorkSet,
-    extremes,
-    running,
+    extreme_batches,
+    running_sums,
     seconds_of,
 )
 from coordinator.planning.shard_sizes import OVERHEAD_SHARE, Span, shards_of
 
-PASSES = 3  # of levelling, over all sets
-SETS = 32
+LEVELLING_PASSES = 3  # of levelling, over all sets
+MAX_LEVELLED_SETS = 32
 """Number of sets, largest first, whose cuts are moved: the others carry too little work."""
-CLOSE = 1e-4
+LEVEL_TOLERANCE = 1e-4
 """Lanes whose ends differ from the mean by less than this fraction count as ending together."""
 
 
 @dataclass(frozen=True, slots=True)
-class Try:
+class LaneAssignment:
     """Cuts on lanes, and when they end: seconds from now."""
 
     cuts: list[Span]  # by rank
@@ -76,10 +76,10 @@ class Shop:
     def sums(self, index: int) -> Sequence[float]:
         """Return running sums of a set's batch seconds, starting with 0.0."""
         if index not in self._sums:
-            self._sums[index] = running(self.sets[index].batch_seconds)
+            self._sums[index] = running_sums(self.sets[index].batch_seconds)
         return self._sums[index]
 
-    def deal(self, cuts: list[Span], urgent_from: float) -> Try:
+    def deal(self, cuts: list[Span], urgent_from: float) -> LaneAssignment:
         """Order cuts by rank, assign each to the lane that ends it soonest, then run the CPU stage."""
         cuts = sorted(
             cuts, key=lambda cut: (-cut[4] if cut[4] > urgent_from else 0.0, -cut[3], cut[0], cut[1])
@@ -103,13 +103,13 @@ class Shop:
             lane_of.append(lane_index)
         return self.placed(cuts, lane_of)
 
-    def level(self, dealt: Try) -> Try:
+    def level(self, dealt: LaneAssignment) -> LaneAssignment:
         """Return the try with cuts moved so that lanes end together; unchanged if that ends no sooner."""
         chains: dict[int, list[int]] = {}  # set -> ranks of its shards, in document order
         for place in sorted(range(len(dealt.cuts)), key=lambda place: dealt.cuts[place][1]):
             chains.setdefault(dealt.cuts[place][0], []).append(place)
         chains = {index: places for index, places in chains.items() if len(places) > 1}
-        moved = levelled(
+        moved = level_ends(
             {i: [(dealt.lane_of[at], dealt.cuts[at][3]) for at in places] for i, places in chains.items()},
             {index: self.sums(index) for index in chains},
             dealt.lane_ends,
@@ -124,7 +124,7 @@ class Shop:
         again = self.placed(cuts, dealt.lane_of)
         return again if again.makespan < dealt.makespan else dealt
 
-    def placed(self, cuts: list[Span], lane_of: list[int]) -> Try:
+    def placed(self, cuts: list[Span], lane_of: list[int]) -> LaneAssignment:
         """Return the try with these cuts, by rank, each on the lane that `lane_of` names."""
         lane_ends = list(self.starts)
         ends: list[float] = []
@@ -132,7 +132,7 @@ class Shop:
             lane_ends[lane] += cut[3] / self.lanes[lane].speed + self.overhead
             ends.append(lane_ends[lane])
         makespan = max(max(ends, default=0.0), self._metrics_end(cuts, ends))
-        return Try(cuts, lane_of, makespan, lane_ends)
+        return LaneAssignment(cuts, lane_of, makespan, lane_ends)
 
     def _metrics_end(self, cuts: list[Span], ends: list[float]) -> float:
         done: dict[int, float] = {}
@@ -141,14 +141,14 @@ class Shop:
             work.metric_seconds if work.metric == "execute" and total else 0.0
             for work, total in zip(self.sets, self.totals, strict=True)
         ]
-        grain = FINEST * (self.metric_total / self.cpu_slots + self.horizon)
+        grain = MIN_JOB_SHARE * (self.metric_total / self.cpu_slots + self.horizon)
         for (index, first, stop, seconds, _), end in zip(cuts, ends, strict=True):
             if executed[index]:
                 cost = executed[index] * (seconds / self.totals[index])
                 if cost < 2 * grain or self.at_once[index] == 1:
                     jobs.append((end, cost, index))
                 else:
-                    jobs += divided(
+                    jobs += divide_execute_shard(
                         end, cost, index, at_once=self.at_once[index], documents=stop - first, grain=grain
                     )
             elif done.get(index, -1.0) < end:
@@ -157,7 +157,7 @@ class Shop:
         return metrics_end(jobs, [work.metric_parallelism for work in self.sets], self.cpu_slots)
 
 
-def levelled(
+def level_ends(
     sizes: Mapping[int, Sequence[tuple[int, float]]],
     sums: Mapping[int, Sequence[float]],
     ends: Sequence[float],
@@ -173,9 +173,9 @@ def levelled(
     """
     ends = list(ends)
     chains = {index: list(shards) for index, shards in sizes.items() if len(shards) > 1}
-    order = sorted(chains, key=lambda index: (-sums[index][-1], index))[:SETS]
+    order = sorted(chains, key=lambda index: (-sums[index][-1], index))[:MAX_LEVELLED_SETS]
     moved: dict[int, list[int]] = {}
-    for _ in range(PASSES):
+    for _ in range(LEVELLING_PASSES):
         for index in order:
             cuts = _recut(sums[index], _aims(chains[index], ends, speeds, shortest), shortest)
             if cuts is None:
@@ -188,7 +188,7 @@ def levelled(
                 chains[index][number] = (lane, seconds)
                 first = stop
             moved[index] = cuts
-        if max(ends) <= (1 + CLOSE) * sum(ends) / len(ends):
+        if max(ends) <= (1 + LEVEL_TOLERANCE) * sum(ends) / len(ends):
             break
     return moved
 
@@ -251,7 +251,7 @@ def _recut(sums: Sequence[float], aims: Sequence[float], shortest: float) -> lis
     return [*ends, count]
 
 
-def finished(shop: Shop, best: Try, floor: float) -> Plan:
+def finished_plan(shop: Shop, best: LaneAssignment, floor: float) -> Plan:
     """Return the plan of a try; `floor`: the lower bound of the problem, in seconds."""
     shards: list[list[PlannedShard]] = [[] for _ in shop.lanes]
     names = [work.name for work in shop.sets]
@@ -291,7 +291,7 @@ def end_of(made: Plan, problem: Problem) -> float:
     return shop.placed(cuts, [lane for _, lane in shards]).makespan
 
 
-def opened(problem: Problem) -> tuple[Shop, float]:
+def open_shop(problem: Problem) -> tuple[Shop, float]:
     """Return the problem as a shop, and its lower bound in seconds.
 
     Raise ValueError for no lane, a speed, slot or shard count that is too small, or two sets of one name.
@@ -299,7 +299,7 @@ def opened(problem: Problem) -> tuple[Shop, float]:
     _check(problem.sets)
     if problem.shards_per_task is not None and problem.shards_per_task < 1:
         raise ValueError("a task needs at least one shard")
-    floor = bound(problem)
+    floor = plan_bound(problem)
     return Shop(problem), floor.seconds
 
 
@@ -312,7 +312,7 @@ def _check(sets: Sequence[WorkSet]) -> None:
         if not 0 <= work.metric_seconds < inf:
             raise ValueError(f"{work.name}: metric seconds must be 0 or more")
         batches = work.batch_seconds
-        if not (extremes(batches)[0] >= 0 and seconds_of(batches) < inf):
+        if not (extreme_batches(batches)[0] >= 0 and seconds_of(batches) < inf):
             raise ValueError(f"{work.name}: batch seconds must be 0 or more")
 
 
@@ -324,11 +324,11 @@ MetricJob = tuple[float, float, int]
 """(ready at, CPU seconds, index of its set)"""
 
 
-FINEST = 0.002
+MIN_JOB_SHARE = 0.002
 """Minimum length of a job, as a share of the CPU work per slot."""
 
 
-def divided(
+def divide_execute_shard(
     ready: float, seconds: float, index: int, *, at_once: int, documents: int, grain: float
 ) -> list[MetricJob]:
     """Return the jobs of an `execute` shard: at most `at_once`, each of at least one document and `grain` seconds."""

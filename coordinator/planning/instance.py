@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from coordinator.errors import OperatorError
 from coordinator.evaluation.records import TOKEN_BUDGET, cut_of, cut_on_disk
-from coordinator.planning.lower_bound import bound
+from coordinator.planning.lower_bound import plan_bound
 from coordinator.planning.make_plan import BYTES_PER_PARAMETER, SHARD_OVERHEAD_SECONDS
 from coordinator.planning.model import UNLIMITED, Even, Lane, Plan, Problem, WorkSet
 from coordinator.planning.planner import PLANNERS
@@ -25,12 +25,12 @@ from coordinator.verdicts.screening import likely_share, question_of
 from evaljobs.contract.names import Cut
 from evaljobs.contract.specs import BatchIndex, RequestSetManifest, ScreenOptions, SuiteSpec, TaskEntry
 from priors import sizes
-from priors.estimate import Features, Learnt, predict_batches, predict_load, predict_metric
-from priors.hardware import NOMINAL, memory_bytes, nominal
+from priors.estimate import Features, PriorHistory, predict_batches, predict_load, predict_metric
+from priors.hardware import NOMINAL_RATES, memory_bytes, nominal_rates
 from priors.table import Observation
 
 Seconds = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
-Spread = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)]
+LogSpread = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)]
 
 
 class DataSet(BaseModel):
@@ -44,7 +44,7 @@ class DataSet(BaseModel):
     metric_seconds: Seconds = 0.0
     metric: Literal["score", "execute"] = "score"
     metric_parallelism: int = Field(default=UNLIMITED, ge=1)
-    sigma: Spread = 0.3
+    sigma: LogSpread = 0.3
     labels: int | None = Field(default=None, ge=0, le=4000)
 
     def work(self) -> WorkSet:
@@ -156,7 +156,7 @@ def what_if(json_text: str, nodes: Sequence[int] | None = None) -> dict[str, Any
         gpus = count * instance.gpus_per_node
         slots = max(1, int(count * instance.cpu_slots / here))
         resized = instance.model_copy(update={"gpus": gpus, "cpu_slots": slots})
-        floor = bound(resized.problem())
+        floor = plan_bound(resized.problem())
         rows.append(
             {
                 "nodes": count,
@@ -201,7 +201,7 @@ WORKING_SHARE = 0.1  # share of the weights' memory for activations and the key-
 BYTES_PER_SECOND = 3.1e9  # of a 25 Gb/s storage NIC
 
 
-def parameters(text: str) -> int:
+def parse_parameters(text: str) -> int:
     """Parse a model size such as "7b", "135M" or "7000000000" as a number of parameters. Raise OperatorError."""
     unit = UNITS.get(text[-1:].lower())
     try:
@@ -216,8 +216,8 @@ def parameters(text: str) -> int:
 def check_hardware(hardware: str, history: Sequence[Observation]) -> None:
     """Raise OperatorError for a type with neither data-sheet figures nor a run."""
     seen = {one.hardware for one in history}
-    if hardware != "cpu" and nominal(hardware) is None and hardware not in seen:
-        names = ", ".join(["cpu", *sorted(NOMINAL), *sorted(seen - NOMINAL.keys() - {"cpu"})])
+    if hardware != "cpu" and nominal_rates(hardware) is None and hardware not in seen:
+        names = ", ".join(["cpu", *sorted(NOMINAL_RATES), *sorted(seen - NOMINAL_RATES.keys() - {"cpu"})])
         raise OperatorError(
             f"--hardware {hardware!r} is unknown; known types, also as part of a longer name: {names}. A type of your "
             "own is known once an evaluation ran on it with this work folder (`evalspan priors show`)"
@@ -244,14 +244,14 @@ def gpus_per_trial(model_parameters: int, hardware: str, gpus_per_node: int) -> 
     return count
 
 
-def cut(suite: SuiteSpec, entry: int) -> str:
+def cut_name(suite: SuiteSpec, entry: int) -> str:
     """Return the cut of an entry's batches as in file names, with BATCH_SIZE if a trial would find the suite's own."""
     size = suite.batch_size if isinstance(suite.batch_size, int) else BATCH_SIZE
     budget = suite.token_budget if isinstance(suite.token_budget, int) else TOKEN_BUDGET
     return cut_on_disk(cut_of(suite, entry, size, budget), size)
 
 
-def of_suite(
+def instance_of_suite(
     suite: SuiteSpec,
     sets: Mapping[str, Mapping[str, tuple[RequestSetManifest, BatchIndex]]],
     history: Sequence[Observation],
@@ -272,11 +272,11 @@ def of_suite(
         raise OperatorError(
             f"[trial] gpus_per_trial is {gpus_per_trial}, and a node has {gpus_per_node} GPUs: give more --gpus-per-node"
         )
-    learnt = Learnt(history)
+    learnt = PriorHistory(history)
     rows = []
     question = question_of(suite.screen or ScreenOptions())
     for at, task in enumerate(suite.tasks):
-        cut_at = cut(suite, at)
+        cut_at = cut_name(suite, at)
         leaves = _tokens(task, sets.get(task.name), cut_at)
         # of its documents that are likely to be asked
         share = likely_share(sum(leaf[3] for leaf in leaves), question) if suite.mode == "screen" else 1.0
@@ -324,7 +324,7 @@ def _tokens(
             (name, index.prefill_tokens, index.generated_tokens, manifest.documents, manifest.executes)
             for name, (manifest, index) in prepared.items()
         ]
-    known = sizes.known(task.name)
+    known = sizes.known_size(task.name)
     if known is None:
         raise OperatorError(
             f"the size of {task.name} is unknown: run `evalspan prepare` for the suite and pass --tokenizer, so that its requests count"

@@ -20,7 +20,7 @@ from itertools import accumulate, pairwise
 from operator import mul
 from typing import NamedTuple
 
-from coordinator.planning.model import Lane, Problem, extremes, seconds_of
+from coordinator.planning.model import Lane, Problem, extreme_batches, seconds_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,20 +94,20 @@ class Capacity:
         return min(start + work / speed for start, speed in self._kinds)
 
 
-def bound(problem: Problem) -> Bound:
+def plan_bound(problem: Problem) -> Bound:
     """Return the terms of a plan's lower bound (0 without batches). Raise ValueError without lanes or CPU slots."""
     sizes = [
         Size(
             work.name,
             seconds_of(work.batch_seconds),
-            *extremes(work.batch_seconds),
+            *extreme_batches(work.batch_seconds),
             work.metric_seconds,
             min(work.metric_parallelism, problem.cpu_slots) if work.metric == "execute" else 0,
         )
         for work in problem.sets
         if work.batch_seconds
     ]
-    return bound_of(
+    return measured_bound(
         sizes,
         problem.lanes,
         load_seconds=problem.load_seconds,
@@ -126,11 +126,11 @@ def measured_lower_bound(
         one = work.gpu_seconds / max(1, work.documents)
         slots = min(cpu_slots, max(1, work.documents)) if work.executes else 0
         sizes.append(Size(work.name, work.gpu_seconds, one, one, work.metric_seconds, slots))
-    whole = bound_of(sizes, lanes, load_seconds=load_seconds, cpu_slots=cpu_slots, stage_seconds=0.0)
+    whole = measured_bound(sizes, lanes, load_seconds=load_seconds, cpu_slots=cpu_slots, stage_seconds=0.0)
     return before_seconds + whole.seconds
 
 
-def bound_of(
+def measured_bound(
     sizes: Sequence[Size],
     lanes: Sequence[Lane],
     *,

@@ -26,8 +26,8 @@ from evaljobs.contract.specs import BatchIndex, RequestSetManifest
 from priors.estimate import (
     JUDGES_AT_ONCE,
     Features,
-    Learnt,
     Prediction,
+    PriorHistory,
     predict_batches,
     predict_load,
     predict_metric,
@@ -39,7 +39,7 @@ SHARD_OVERHEAD_SECONDS = 0.02
 that is off by 10x.
 """
 EACH = 1 << 20  # shards per set: one for each of its parts
-SLACK = 1.02  # latest accepted end of the metrics, relative to the end with the most workers
+METRICS_SLACK = 1.02  # latest accepted end of the metrics, relative to the end with the most workers
 # CPU seconds of metrics at a high percentile that justify one more worker: importing lm-eval takes 10 s, and such seconds are
 # three times the likely ones
 WORKER_SECONDS = 30.0
@@ -63,7 +63,7 @@ class _Found(NamedTuple):
 
 
 def _work_sets(
-    record: EvaluationRecord, sets: Mapping[str, _Found], hardware: str, history: Learnt
+    record: EvaluationRecord, sets: Mapping[str, _Found], hardware: str, history: PriorHistory
 ) -> Iterator[tuple[WorkSet, float]]:
     """Yield the work of each leaf task, and CPU seconds of its metric at a high percentile."""
     scored = Counter(one.entry for one in sets.values() if not one.manifest.executes)
@@ -158,7 +158,7 @@ def fewest_workers(end: Callable[[int], float], most: int, cpu_seconds: float) -
     the evaluation. `cpu_seconds`: of all metrics; each worker gets at least WORKER_SECONDS of them.
     """
     most = max(1, min(most, int(cpu_seconds / WORKER_SECONDS)))
-    enough = SLACK * end(most)
+    enough = METRICS_SLACK * end(most)
     return 1 + bisect_left(range(1, most), True, key=lambda workers: end(workers) <= enough)
 
 
@@ -166,7 +166,7 @@ def make_plan(
     record: EvaluationRecord,
     wanted: MakePlan,
     read: Mapping[str, tuple[RequestSetManifest, BatchIndex]],
-    history: Learnt,
+    history: PriorHistory,
     *,
     hardware: str,
     now: float,

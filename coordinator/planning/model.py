@@ -130,7 +130,7 @@ def seconds_of(batches: Sequence[float]) -> float:
     return batches.each * batches.number if isinstance(batches, Even) else sum(batches)
 
 
-def extremes(batches: Sequence[float]) -> tuple[float, float]:
+def extreme_batches(batches: Sequence[float]) -> tuple[float, float]:
     """Return the shortest and the longest batch; zeros if there are none."""
     if not batches:
         return 0.0, 0.0
@@ -139,6 +139,6 @@ def extremes(batches: Sequence[float]) -> tuple[float, float]:
     return min(batches), max(batches)
 
 
-def running(batches: Sequence[float]) -> Sequence[float]:
+def running_sums(batches: Sequence[float]) -> Sequence[float]:
     """Return the sums of the first 0, 1, … all batches."""
     return EvenSums(batches) if isinstance(batches, Even) else list(accumulate(batches, initial=0.0))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from math import ceil, exp, inf
 
-from coordinator.planning.flow_shop import Shop, Try, finished, opened
+from coordinator.planning.flow_shop import LaneAssignment, Shop, finished_plan, open_shop
 from coordinator.planning.model import Plan, Problem
 from coordinator.planning.shard_sizes import (
     OVERHEAD_SHARE,
@@ -23,27 +23,27 @@ from coordinator.planning.shard_sizes import (
     shards_of,
 )
 
-FINEST = 400
+MAX_SHARDS_A_LANE = 400
 """Maximum shards per lane: limits the work of queue and dump."""
-MOST = 60_000
+MAX_SHARDS = 60_000
 """Approximate maximum of shards in a run: planning stays under a second."""
-LONGEST = 12
+MIN_SHARDS_A_LANE = 12
 """A shard is at most 1/LONGEST of a lane's work, since it is also the unit of retry."""
-URGENT = (0.01, 0.002, 0.05, 1.0, 0.0)
+URGENT_TAILS = (0.01, 0.002, 0.05, 1.0, 0.0)
 """A tail longer than this fraction of the horizon makes a shard urgent; tried in this order."""
 TOP_TAILS = (0.999, 0.5, 0.2)
 """URGENT as fractions of the longest tail, tried if CPU slots determine the end: few sets are urgent then."""
-SHARES = (3.0, 6.0)
+GUIDED_SHARES = (3.0, 6.0)
 """A shard is 1/(shares x lanes) of the work left; tried in this order."""
-EVEN = (1.0, 2.0, 3.0, 4.0)
+EVEN_SHARES = (1.0, 2.0, 3.0, 4.0)
 """Shards of one size, for large overheads: fractions of a lane's work; tried in this order."""
 URGENT_OR_NOT = (0.01, 1.0)
 """URGENT for shards of one size."""
-CLEARLY = 0.98
+CLEAR_GAIN = 0.98
 """Another way is chosen if its levelled plan ends before this fraction of the best plan's end."""
-CLOSE = 1.01
+CLOSE_TO_BOUND = 1.01
 """No other way is tried if a plan ends within this factor of the bound."""
-NEGLIGIBLE = 0.005
+NEGLIGIBLE_JOB = 0.005
 """A metric job of one shard may take this fraction of the horizon: shards are not cut for less."""
 MANY_SHARDS = 20_000
 """Shards cut over all tries before the search stops: planning stays under a second."""
@@ -54,22 +54,22 @@ def plan(problem: Problem) -> Plan:
 
     Raise ValueError for no lane, a speed or slot count that is too small, or two sets of one name.
     """
-    shop, floor = opened(problem)
+    shop, floor = open_shop(problem)
     best = _search(shop, floor)
     if _slots_hold(best, floor):
         best = _on_fewer_lanes(shop, floor, best)
-    return finished(shop, best, floor)
+    return finished_plan(shop, best, floor)
 
 
-def _slots_hold(best: Try, floor: float) -> bool:
+def _slots_hold(best: LaneAssignment, floor: float) -> bool:
     """Return whether the end waits for CPU slots, beyond what the bound requires."""
-    return best.makespan > max(CLOSE * floor, *best.lane_ends)
+    return best.makespan > max(CLOSE_TO_BOUND * floor, *best.lane_ends)
 
 
-def _search(shop: Shop, floor: float) -> Try:
+def _search(shop: Shop, floor: float) -> LaneAssignment:
     """Return the best of all ways within the budget of `shop.dealt`."""
-    tries: list[Try] = []
-    best: Try | None = None
+    tries: list[LaneAssignment] = []
+    best: LaneAssignment | None = None
     pieces = shop.problem.shards_per_task
     forced = None if pieces is None else _forced(shop, pieces)
     for shares, urgent_from, rare in _ways(shop):
@@ -88,12 +88,12 @@ def _search(shop: Shop, floor: float) -> Try:
     return _levelled(shop, floor, best, tries)
 
 
-def _levelled(shop: Shop, floor: float, best: Try, tries: list[Try]) -> Try:
+def _levelled(shop: Shop, floor: float, best: LaneAssignment, tries: list[LaneAssignment]) -> LaneAssignment:
     """Return the best try levelled; or another, if overheads or uncuttable shards determine its end.
 
     In a near tie the try that was best before levelling is kept, since it tolerates wrong priors better.
     """
-    ways = [(part * shop.horizon, parts) for parts in EVEN for part in URGENT_OR_NOT]
+    ways = [(part * shop.horizon, parts) for parts in EVEN_SHARES for part in URGENT_OR_NOT]
     others = chain(
         (attempt for attempt in tries if attempt is not best),
         (shop.deal(_guided(shop, urgent_from, 0.0, parts), urgent_from) for urgent_from, parts in ways),
@@ -101,26 +101,26 @@ def _levelled(shop: Shop, floor: float, best: Try, tries: list[Try]) -> Try:
     best = shop.level(best)
     for attempt in others:
         shop.dealt += len(attempt.cuts)
-        if shop.dealt > MANY_SHARDS or best.makespan <= CLOSE * floor:
+        if shop.dealt > MANY_SHARDS or best.makespan <= CLOSE_TO_BOUND * floor:
             break
         moved = shop.level(attempt)
-        if moved.makespan < CLEARLY * best.makespan:
+        if moved.makespan < CLEAR_GAIN * best.makespan:
             best = moved
     return best
 
 
 def _ways(shop: Shop) -> Iterator[tuple[float, float, bool]]:
     """Yield ways in order: (shares, tail seconds of an urgent shard, only if CPU slots determine the end)."""
-    for shares in SHARES:
-        for part in URGENT:
+    for shares in GUIDED_SHARES:
+        for part in URGENT_TAILS:
             yield shares, part * shop.horizon, False
     longest = max(shop.tails, default=0.0)
-    for shares in SHARES:
+    for shares in GUIDED_SHARES:
         for part in TOP_TAILS:
             yield shares, part * longest, True
 
 
-def _on_fewer_lanes(shop: Shop, floor: float, best: Try) -> Try:
+def _on_fewer_lanes(shop: Shop, floor: float, best: LaneAssignment) -> LaneAssignment:
     """Try fewer lanes if CPU slots determine the end: more lanes may only worsen the order at the slots.
 
     Takes the shards off one more lane at a time, within the budget; these lanes may still steal.
@@ -139,7 +139,7 @@ def _on_fewer_lanes(shop: Shop, floor: float, best: Try) -> Try:
             ends = list(shop.starts)
             for index, end in zip(kept, fewer.lane_ends, strict=True):
                 ends[index] = end
-            best = Try(fewer.cuts, [kept[lane] for lane in fewer.lane_of], fewer.makespan, ends)
+            best = LaneAssignment(fewer.cuts, [kept[lane] for lane in fewer.lane_of], fewer.makespan, ends)
     return best
 
 
@@ -152,7 +152,7 @@ def _forced(shop: Shop, shards_per_task: int) -> list[Span]:
     return cuts
 
 
-def _guided(shop: Shop, urgent_from: float, shares: float, parts: float = LONGEST) -> list[Span]:
+def _guided(shop: Shop, urgent_from: float, shares: float, parts: float = MIN_SHARDS_A_LANE) -> list[Span]:
     """Cut sets in the usual execution order: urgent ones by tail, then longest first."""
     sizes = _sizes(shop, shares, parts)
     tails, totals = shop.tails, shop.totals
@@ -180,9 +180,9 @@ def _sizes(shop: Shop, shares: float, longest: float) -> Sizes:
     """Return lengths of shards for 1 / (`shares` x lanes) of the work left; at most a lane's work / `longest`."""
     lane = shop.total / shop.width
     # a lane has shares x (1 + ln(lane / (shares x shortest))) guided shards: solved for the shortest
-    room = MOST / len(shop.lanes) / shares - 1 if shares else inf
-    finest = shares * exp(room) if room < 50 else FINEST
-    shortest = max(shop.overhead / OVERHEAD_SHARE, lane / min(FINEST, finest))
+    room = MAX_SHARDS / len(shop.lanes) / shares - 1 if shares else inf
+    finest = shares * exp(room) if room < 50 else MAX_SHARDS_A_LANE
+    shortest = max(shop.overhead / OVERHEAD_SHARE, lane / min(MAX_SHARDS_A_LANE, finest))
     return Sizes(width=shop.width, shortest=shortest, longest=max(shortest, lane / longest), shares=shares)
 
 
@@ -194,7 +194,7 @@ def _aims(shop: Shop, index: int, sizes: Sizes, ahead: float | None) -> tuple[fl
     work, total = shop.sets[index], shop.totals[index]
     if work.metric == "execute" and work.metric_seconds:
         # a shard's job takes one slot: at most the set's own tail, or a negligible fraction of the horizon
-        job = max(shop.tails[index], NEGLIGIBLE * shop.horizon)
+        job = max(shop.tails[index], NEGLIGIBLE_JOB * shop.horizon)
         limit = max(sizes.shortest, total * job / work.metric_seconds)
         return (sizes.longest if ahead is None else sizes.shortest), limit
     if ahead is None:
@@ -206,7 +206,7 @@ def _aims(shop: Shop, index: int, sizes: Sizes, ahead: float | None) -> tuple[fl
 
 # --- the policy of Hu et al. -------------------------------------------------------------------------------------------
 
-SMALL = 0.25
+SMALL_TAIL = 0.25
 """Fraction of a lane's even share of GPU seconds: shorter sets are batched up to it; longer metrics go first."""
 
 Portion = tuple[float, float, tuple[Span, ...]]
@@ -224,17 +224,17 @@ def plan_round_robin(problem: Problem) -> Plan:
     `shards_per_task` cuts each set into that many nearly equal shards, and batches none. The planned end assumes lanes that
     do not steal.
     """
-    shop, floor = opened(problem)
+    shop, floor = open_shop(problem)
     queue = sorted(_portions(shop), key=lambda portion: (-portion[0], -portion[1], portion[2][0][:2]))
     dealt = [(cut, number % len(shop.lanes)) for number, portion in enumerate(queue) for cut in portion[2]]
-    return finished(shop, shop.placed([cut for cut, _ in dealt], [lane for _, lane in dealt]), floor)
+    return finished_plan(shop, shop.placed([cut for cut, _ in dealt], [lane for _, lane in dealt]), floor)
 
 
 def _portions(shop: Shop) -> Iterator[Portion]:
     """Yield the portions to deal: pieces of large sets, whole sets, and batches of small ones."""
     share, forced = shop.total / len(shop.lanes), shop.problem.shards_per_task
     small: list[Portion] = []
-    long = SMALL * share
+    long = SMALL_TAIL * share
     for index, work in enumerate(shop.sets):
         if not work.batch_seconds:
             continue

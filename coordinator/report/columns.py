@@ -13,8 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evaljobs.contract.columns import Documents, packed, unpacked
-from evaljobs.contract.folded import exists, files_in, open_file, read_bytes
+from evaljobs.contract.columns import Documents, pack_columns, unpack_columns
+from evaljobs.contract.folded import file_exists, files_in, open_file, read_bytes
 from evaljobs.contract.paths import EvaluationPaths, slug
 from evaljobs.contract.storage import write_atomic
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from evaljobs.contract.columns import Columns, Part
 
 
-def documents(paths: EvaluationPaths) -> Documents:
+def read_documents(paths: EvaluationPaths) -> Documents:
     """Return all known documents of an evaluation. Raise OperatorError if one of their files is damaged."""
     with contextlib.suppress(FileNotFoundError):  # a missing file: another process has merged it meanwhile
         return _documents(paths.root, _stamps(paths))
@@ -35,7 +35,7 @@ def is_merged(paths: EvaluationPaths) -> bool:
 
 
 def _stamps(paths: EvaluationPaths) -> tuple[int, ...]:
-    """Return file stamps that change whenever `documents` may."""
+    """Return file stamps that change whenever `read_documents` may."""
     found = []
     for path in (paths.documents, paths.scores, paths.results):
         try:
@@ -48,9 +48,9 @@ def _stamps(paths: EvaluationPaths) -> tuple[int, ...]:
 @lru_cache(maxsize=2)  # a comparison has two; one of 60 tasks x 14,000 documents takes 60 MB
 def _documents(root: Path, _stamps: tuple[int, ...]) -> Documents:
     paths = EvaluationPaths(root)
-    whole = exists(paths.documents)
+    whole = file_exists(paths.documents)
     new = list(paths.scores.glob("*.parquet")) if whole else files_in(paths.scores, "*.parquet")
-    kept = unpacked(paths.documents.read_bytes(), str(paths.documents)) if whole else None
+    kept = unpack_columns(paths.documents.read_bytes(), str(paths.documents)) if whole else None
     if kept is not None and not new:
         return kept
     parts: dict[Part, Columns] = {}
@@ -58,20 +58,20 @@ def _documents(root: Path, _stamps: tuple[int, ...]) -> Documents:
         new, key=lambda f: (f.stem[:3] == f.stem[-3:], f.name)
     ):  # its own file counts, not a linked one
         entry, of = map(int, file.stem.split("-"))
-        found = unpacked(read_bytes(file), str(file)).parts()
+        found = unpack_columns(read_bytes(file), str(file)).parts()
         parts |= {(entry, task): one for (number, task), one in found.items() if number == of}
     entries = {entry for entry, _ in parts}
     earlier = {} if kept is None else kept.parts()
     parts |= {part: one for part, one in earlier.items() if part[0] not in entries}
     if not parts:
         return Documents({}, {})
-    content = packed(dict(sorted(parts.items())))
+    content = pack_columns(dict(sorted(parts.items())))
     if paths.results.exists():
         with contextlib.suppress(OSError):  # another user's folder, or a full disk
             write_atomic(paths.documents, content)
             for file in new:
                 file.unlink(missing_ok=True)
-    return unpacked(content, str(paths.documents))
+    return unpack_columns(content, str(paths.documents))
 
 
 def sample_file(paths: EvaluationPaths, task: str) -> Path | None:

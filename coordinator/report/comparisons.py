@@ -8,19 +8,19 @@ from typing import Any
 from rich.console import Console
 
 from coordinator.base.words import first_of
-from coordinator.report.learning_curves import labels
-from coordinator.report.scores import Difference, Evaluation, difference
+from coordinator.report.learning_curves import point_labels
+from coordinator.report.scores import Difference, Evaluation, key_difference
 from coordinator.report.tables import Parts, Sheet, print_parts
-from coordinator.report.verdicts import MEANING, name_of, overall_of
+from coordinator.report.verdicts import VERDICTS_NOTE, name_of, overall_of
 from evaljobs.contract.columns import DENSE
 
-WHAT: Mapping[str, str] = {
+DIFFERENCE_WORDS: Mapping[str, str] = {
     "mode": "computed in another mode",
     "requests": "run with different prompts or settings",
     "score": "scored differently (gold answers, filters or metrics)",
 }
 LACKING = ("-", "not asked")  # stands in place of a value: it failed, or it was not its turn
-MARK = "~"  # marks a value that is not comparable with its neighbour
+INCOMPARABLE_MARK = "~"  # marks a value that is not comparable with its neighbour
 TINTS = {"worse": "red", "better": "green"}  # of verdicts
 
 
@@ -30,17 +30,17 @@ def show_differences(console: Console, found: Iterable[tuple[str, str, str]]) ->
     for where, what, name in found:
         alike.setdefault((where, what), {})[name] = None
     for (where, what), names in alike.items():
-        say(console, f"{MARK} {where}: {what}: {', '.join(names)}", "yellow")
+        print_line(console, f"{INCOMPARABLE_MARK} {where}: {what}: {', '.join(names)}", "yellow")
 
 
-def other(what: str, before: int | None, after: int | None) -> str:
+def describe_difference(what: str, before: int | None, after: int | None) -> str:
     """Describe how scores differ. `before`, `after`: documents."""
     if what == "requests" and before is not None and after is not None and before != after:
         return f"over {after} documents, not {before}"
-    return WHAT[what]
+    return DIFFERENCE_WORDS[what]
 
 
-def comparison(made: Sequence[Evaluation], *, dense: bool = False) -> list[dict[str, Any]]:
+def comparison_rows(made: Sequence[Evaluation], *, dense: bool = False) -> list[dict[str, Any]]:
     """Return a row per task and metric of evaluations: each value, and last minus first. `dense`: include dense signals.
 
     `differs`: how each evaluation differs from the first ("mode", "requests" or "score").
@@ -58,7 +58,7 @@ def comparison(made: Sequence[Evaluation], *, dense: bool = False) -> list[dict[
         differs: list[Difference] = [
             "mode"
             if one.mode != made[0].mode
-            else difference(first.keys, score.keys)
+            else key_difference(first.keys, score.keys)
             if first and score
             else ""
             for one, score in zip(made, found, strict=True)
@@ -91,7 +91,7 @@ def comparison(made: Sequence[Evaluation], *, dense: bool = False) -> list[dict[
 
 def heads_of(points: Sequence[Evaluation]) -> list[str]:
     """Return a short, unique heading for each evaluation."""
-    names = labels(points)
+    names = point_labels(points)
     plain = all(p.step is not None and name == p.label for p, name in zip(points, names, strict=True))
     return [f"step {name}" for name in names] if plain else names
 
@@ -101,7 +101,7 @@ def show_comparison(
 ) -> None:
     """Print a row per score: a column per evaluation, and how the last compares with the first; then the evaluations' ids.
 
-    `rows`: from `comparison`, with verdicts.
+    `rows`: from `comparison_rows`, with verdicts.
     """
     sheet = Sheet("", "score", *heads, "change (two-sided 95 %)", "verdict", turns=True)
     for row in rows:
@@ -109,7 +109,7 @@ def show_comparison(
         values = (
             LACKING[row["not_asked"][i]]
             if value is None
-            else f"{value:.4f}{MARK if what else ''}{_short(said[i], i, len(heads))}"
+            else f"{value:.4f}{INCOMPARABLE_MARK if what else ''}{_short(said[i], i, len(heads))}"
             for i, (value, what) in enumerate(zip(row["values"], row["differs"], strict=True))
         )
         last = (row["verdicts"] or [{"verdict": "", "words": "-"}])[-1]  # none of one evaluation
@@ -121,13 +121,13 @@ def show_comparison(
     print_parts(console, sheet, "")
     for whole in overall_of(rows)[-1:]:
         if whole["tasks"] > 1:
-            say(console, f"overall: {whole['words']}", TINTS.get(whole["verdict"], ""))
+            print_line(console, f"overall: {whole['words']}", TINTS.get(whole["verdict"], ""))
     for head, evaluation in zip(heads, ids, strict=True):
-        say(console, f"{head}: {evaluation}")
+        print_line(console, f"{head}: {evaluation}")
     differs = [
         (
             f"{head} is not comparable with {heads[0]}",
-            other(what, row["documents"][0], row["documents"][i]),
+            describe_difference(what, row["documents"][0], row["documents"][i]),
             row["task"] + _other_facts(row, i),
         )
         for row in rows
@@ -137,7 +137,7 @@ def show_comparison(
     show_differences(console, differs)
     verdicts = {v["verdict"] for row in rows for v in row["verdicts"]}
     if verdicts & {"better", "worse", "no evidence"}:
-        say(console, MEANING, "dim")
+        print_line(console, VERDICTS_NOTE, "dim")
 
 
 def _short(verdict: str, i: int, count: int) -> str:
@@ -154,7 +154,7 @@ def _other_facts(row: Mapping[str, Any], i: int) -> str:
     return f" ({'; '.join(parts)})" if parts else ""
 
 
-def say(console: Console, text: str, style: str = "") -> None:
+def print_line(console: Console, text: str, style: str = "") -> None:
     """Print a line."""
     print_parts(console, Parts(text, style=style))
 

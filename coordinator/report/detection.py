@@ -18,9 +18,9 @@ from typing import Any
 from rich.console import RenderableType
 
 from coordinator.errors import OperatorError
-from coordinator.report.learning_curves import current
-from coordinator.report.load_series import documents, find_heads
-from coordinator.report.pairs import differences
+from coordinator.report.learning_curves import current_points
+from coordinator.report.load_series import find_heads, load_documents
+from coordinator.report.pairs import score_differences
 from coordinator.report.scores import Evaluation
 from coordinator.report.tables import Parts, Sheet
 from coordinator.report.trainings import by_training
@@ -46,7 +46,7 @@ def find_flips(work_dir: Path, suite: str) -> dict[str, float]:
     seen: dict[str, list[float]] = defaultdict(list)
     groups: dict[str, list[tuple[str, int]]] = {}
     for training in by_training(heads).values():
-        scored = [point for point in current(documents(work_dir, training)) if point.scores]
+        scored = [point for point in current_points(load_documents(work_dir, training)) if point.scores]
         for before, after in list(pairwise(scored))[-PAIRS:]:
             for task, flips in _flips_of(work_dir, before, after).items():
                 seen[task].append(flips)
@@ -67,7 +67,7 @@ def find_flips(work_dir: Path, suite: str) -> dict[str, float]:
 def _flips_of(work_dir: Path, before: Evaluation, after: Evaluation) -> dict[str, float]:
     """Of the first score of each task that is a share and can be compared."""
     try:
-        compared = differences(work_dir, before.evaluation_id, after.evaluation_id)
+        compared = score_differences(work_dir, before.evaluation_id, after.evaluation_id)
     except (OSError, ValueError, OperatorError, DamagedError) as error:
         log.warning("%s and %s are not compared: %s", before.evaluation_id, after.evaluation_id, error)
         return {}

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from coordinator.report.columns import sample_file, sample_lines
-from evaljobs.contract.columns import MARGIN, choices_of, signals
+from evaljobs.contract.columns import MARGIN, choices_of, document_signals
 from evaljobs.contract.paths import EvaluationPaths
 
 COLUMNS = (
@@ -16,7 +16,7 @@ COLUMNS = (
 )
 
 
-def flips(
+def find_flips(
     before: EvaluationPaths, after: EvaluationPaths, task: str, *, scored: bool = False
 ) -> Iterator[dict[str, Any]]:
     """Yield documents whose answers or 0/1 metrics differ, in the order of the later evaluation; `scored`: only those whose
@@ -74,5 +74,5 @@ def _answered(sample: Mapping[str, Any]) -> dict[str, Any]:
         right = texts[gold] if apart and gold is not None else right
     text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
     metrics = {str(name): sample.get(name) for name in sample.get("metrics", ())}
-    margin = signals(sample).get(MARGIN)
+    margin = document_signals(sample).get(MARGIN)
     return {"answer": text.strip(), "right": right.strip(), "margin": margin, "metrics": metrics}

@@ -43,7 +43,7 @@ def slot_word(devices: Iterable[str]) -> str:
     return "slot" if {device for device in devices if device} == {"cpu"} else "GPU"
 
 
-def used(outcome: TrialEnded, job_started: float | None) -> GpuUse:
+def trial_gpu_use(outcome: TrialEnded, job_started: float | None) -> GpuUse:
     """Return the use that a trial reports. `job_started`: unix seconds, from the cluster."""
     begin = outcome.started_at if job_started is None else min(job_started, outcome.started_at)
     held = outcome.ended_at - begin
@@ -69,7 +69,7 @@ def used(outcome: TrialEnded, job_started: float | None) -> GpuUse:
     )
 
 
-def died(
+def dead_trials_gpu_use(
     state: State,
     started: Mapping[Member, float],
     ended: Mapping[Member, tuple[float, str]],

@@ -15,8 +15,15 @@ from math import hypot, isfinite
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from coordinator.base.strict_json import finite
-from coordinator.report.scores import Difference, Evaluation, ScoreValue, difference, measure_of, top_groups
+from coordinator.base.strict_json import replace_non_finite
+from coordinator.report.scores import (
+    Difference,
+    Evaluation,
+    ScoreValue,
+    key_difference,
+    measure_of,
+    top_groups,
+)
 from evaljobs.contract.columns import DENSE
 from evaljobs.contract.specs import Record
 
@@ -130,14 +137,14 @@ def in_order(points: Iterable[Evaluation]) -> list[Evaluation]:
         for score in point.scores:
             key = point.suite, *score.key
             mode, before = last.get(key, (point.mode, score))
-            differs: Difference = "mode" if mode != point.mode else difference(before.keys, score.keys)
+            differs: Difference = "mode" if mode != point.mode else key_difference(before.keys, score.keys)
             scores.append(score if score.differs == differs else score._replace(differs=differs))
             last[key] = point.mode, score
         compared.append(point.model_copy(update={"scores": tuple(scores)}))
     return compared
 
 
-def labels(points: Sequence[Evaluation]) -> list[str]:
+def point_labels(points: Sequence[Evaluation]) -> list[str]:
     """Return a short, unique label for each point: its step or folder, with more only where two are alike."""
     parents = [p.checkpoint.rstrip("/").split("/")[-2:-1] for p in points]
     trainings = ["/".join([*parent, p.label]) for parent, p in zip(parents, points, strict=True)]
@@ -156,22 +163,22 @@ def labels(points: Sequence[Evaluation]) -> list[str]:
 def make_series(points: Iterable[Evaluation], gpu_hour_price: float | None = None) -> Series:
     """Return points in training order and their curves, without verdicts; of equal checkpoints in one mode, the later."""
     every = list(points)
-    ordered = current(every)
+    ordered = current_points(every)
     curves: list[Curve] = []
     means: list[Curve] = []
     for suite in dict.fromkeys(p.suite for p in ordered):
         alike = [p for p in ordered if p.suite == suite]
         rows: dict[tuple[str, ...], list[tuple[str, Evaluation, ScoreValue]]] = defaultdict(list)
-        for label, point in zip(labels(alike), alike, strict=True):
+        for label, point in zip(point_labels(alike), alike, strict=True):
             for score in point.scores:
                 rows[score.key].append((label, point, score))
         made = [_curve(suite, row) for row in rows.values()]
         curves += made
         means += means_of(suite, made, groups_now(alike))
-    return priced(Series(ordered, curves, means, superseded=len(every) - len(ordered)), gpu_hour_price)
+    return with_prices(Series(ordered, curves, means, superseded=len(every) - len(ordered)), gpu_hour_price)
 
 
-def current(points: Iterable[Evaluation]) -> list[Evaluation]:
+def current_points(points: Iterable[Evaluation]) -> list[Evaluation]:
     """Return `in_order`, keeping the later of two evaluations of a checkpoint in one mode."""
     by_time = sorted(points, key=lambda p: p.accepted_at)
     return in_order({(p.suite, p.checkpoint, p.mode): p for p in by_time}.values())
@@ -182,7 +189,7 @@ def groups_now(points: Iterable[Evaluation]) -> Mapping[str, Sequence[str]]:
     return max(points, key=lambda p: (bool(p.scores), p.accepted_at)).groups
 
 
-def priced(series: Series, gpu_hour_price: float | None) -> Series:
+def with_prices(series: Series, gpu_hour_price: float | None) -> Series:
     """Return the series with the cost of each checkpoint, if a price is given."""
     if gpu_hour_price is None:
         return series
@@ -280,11 +287,11 @@ def to_json(series: Series, beside: Mapping[str, Any] = MappingProxyType({})) ->
         "means": map(_as_json, series.means),
     }
     head = {name: value for name, value in series._asdict().items() if name not in many}
-    yield json.dumps(finite({"schema_version": 1, **head, **beside}))[:-1]
+    yield json.dumps(replace_non_finite({"schema_version": 1, **head, **beside}))[:-1]
     for name, each in many.items():
         yield f',\n"{name}": ['
         for i, one in enumerate(each):
-            yield ("\n" if i == 0 else ",\n") + json.dumps(finite(one))
+            yield ("\n" if i == 0 else ",\n") + json.dumps(replace_non_finite(one))
         yield "]"
     yield "}\n"
 

@@ -39,7 +39,7 @@ from evaljobs.contract.storage import read_record, write_atomic
 log = logging.getLogger(__name__)
 
 
-def matcher(selector: str) -> Callable[[str], bool]:
+def checkpoint_matcher(selector: str) -> Callable[[str], bool]:
     """Return a predicate for checkpoints of `selector`: a glob of checkpoint folders, or the folder that contains them."""
     place = Path(selector).expanduser()
     absolute = str(place if place.is_absolute() else Path.cwd() / place)
@@ -62,7 +62,7 @@ def is_folder(selector: str) -> bool:
 
 def _heads(work_dir: Path, selector: str) -> Iterator[Head]:
     """Yield heads of the evaluations that `selector` names, each under the checkpoint folder that was selected."""
-    matches = matcher(selector)
+    matches = checkpoint_matcher(selector)
     for file in sorted(work_dir.glob("*/evaluation.json")):
         try:
             head = Head(**head_of(read_record(file, EvaluationRecord)))
@@ -71,11 +71,11 @@ def _heads(work_dir: Path, selector: str) -> Iterator[Head]:
             continue
         if matches(head.checkpoint):
             yield head
-        elif place := next(filter(matches, places.read(EvaluationPaths(file.parent))), ""):
+        elif place := next(filter(matches, places.read_places(EvaluationPaths(file.parent))), ""):
             yield head.model_copy(update={"checkpoint": place})
 
 
-def written(paths: EvaluationPaths) -> tuple[int, int]:
+def written_at(paths: EvaluationPaths) -> tuple[int, int]:
     """Return when results.json and report.json were written, ns since 1970; 0: missing."""
 
     def at(file: Path) -> int:
@@ -87,7 +87,7 @@ def written(paths: EvaluationPaths) -> tuple[int, int]:
     return at(paths.results), at(paths.report)
 
 
-def made_of(head: Mapping[str, Any], results: Mapping[str, Any], report: Report | None) -> Evaluation:
+def make_evaluation(head: Mapping[str, Any], results: Mapping[str, Any], report: Report | None) -> Evaluation:
     """The document. `head`: of `head_of`; `results`: results.json; `report`: None where none could be made."""
     said = results.get("evalspan", {})
     known = {name: said[name] for name in ("at_chance", "fell_to_chance") if name in said}
@@ -118,7 +118,7 @@ def read_document(paths: EvaluationPaths) -> Evaluation:
 
     Raise OperatorError if its results or report are damaged.
     """
-    now = written(paths)
+    now = written_at(paths)
     with suppress(OSError, ValueError):
         found = Evaluation.model_validate(from_json(paths.ended.read_bytes()))  # faster than from its text
         if found.written == now:
@@ -128,7 +128,7 @@ def read_document(paths: EvaluationPaths) -> Evaluation:
         if not now[0]:
             return Evaluation(status="open", **head)
         report = Report.model_validate_json(paths.report.read_bytes()) if now[1] else None
-        made = made_of(head, json.loads(paths.results.read_bytes()), report)
+        made = make_evaluation(head, json.loads(paths.results.read_bytes()), report)
     except (OSError, ValueError) as error:
         raise OperatorError(
             f"{paths.root}: its report or results cannot be read: {error} (without a report.json, scores are shown and "
@@ -140,7 +140,7 @@ def read_document(paths: EvaluationPaths) -> Evaluation:
     return made
 
 
-def documents(work_dir: Path, heads: Iterable[Head]) -> list[Evaluation]:
+def load_documents(work_dir: Path, heads: Iterable[Head]) -> list[Evaluation]:
     """Return the document of each, under the checkpoint folder of `heads`; a damaged one does not hide the others."""
     found = []
     for head in heads:
@@ -157,7 +157,7 @@ def find_series(
     work_dir: Path, selector: str, suite: str | None = None, *, mixed: bool = False
 ) -> list[Evaluation]:
     """Return documents of all evaluations that `selector` names. Raise OperatorError like `find_heads`."""
-    return documents(work_dir, find_heads(work_dir, selector, suite, mixed=mixed))
+    return load_documents(work_dir, find_heads(work_dir, selector, suite, mixed=mixed))
 
 
 def find_heads(work_dir: Path, selector: str, suite: str | None = None, *, mixed: bool = False) -> list[Head]:
@@ -173,7 +173,7 @@ def find_heads(work_dir: Path, selector: str, suite: str | None = None, *, mixed
             raise OperatorError(f"none of these evaluations is of suite {suite!r} (there are: {known})")
         parents = {str(Path(head.checkpoint).parent) for head in _heads(work_dir, "*")}
         known = first_of(sorted(parents)) or "none"
-        below = any(map(matcher(selector), parents))
+        below = any(map(checkpoint_matcher(selector), parents))
         hint = f"try '{selector.rstrip('/')}/*'; " if below else ""
         raise OperatorError(
             f"no evaluation in {work_dir} is of a checkpoint in {selector!r} ({hint}checkpoints are in: {known}; "

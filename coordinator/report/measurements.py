@@ -32,7 +32,7 @@ from coordinator.planning.lower_bound import MeasuredSet, measured_lower_bound
 from coordinator.report import gpu_use
 from coordinator.report.gpu_use import GpuUse, Member
 from coordinator.report.judge_cost import JudgeUse
-from coordinator.report.pauses import Absences, Span, covered, within, without
+from coordinator.report.pauses import Absences, Span, covered_seconds, seconds_within, subtract_spans
 from coordinator.report.scores import Head, head_of
 from coordinator.report.tokens import Indexes, TokenUse, token_use
 from evaljobs.contract.names import Cut, ShardId
@@ -163,7 +163,7 @@ class _Gathered:
         queued = ((self.submitted.get(job, at), at) for (job, _), at in self.started.items())
         trials = ((t.started_at, t.ended_at) for t in self.trials)
         inferred = ((s.started_at, s.started_at + s.seconds) for s in shards)
-        return without(self.absences.spans, [*self.measured, *queued, *trials, *inferred])
+        return subtract_spans(self.absences.spans, [*self.measured, *queued, *trials, *inferred])
 
     def waited(self, over: float) -> list[Span]:
         """Return the wait for the first GPU, up to `over`, without the time in which a build or staging continued."""
@@ -172,8 +172,8 @@ class _Gathered:
             return []
         before = [self.accepted_at, *(end for _, end in self.built), *self.there_at.values()]
         last = max((at for at in before if at <= offered), default=offered)
-        waits = without([(last, offered)], [*self.built, *self.staged_at])
-        return waits if (covered(waits) or 0.0) >= LEAST_WAIT_SECONDS else []
+        waits = subtract_spans([(last, offered)], [*self.built, *self.staged_at])
+        return waits if (covered_seconds(waits) or 0.0) >= LEAST_WAIT_SECONDS else []
 
     def _take(self, event: AnyEvent) -> None:
         match event:
@@ -250,18 +250,18 @@ def _stages(
     tail = None
     if shards and gathered.scored_at is not None:
         last = max(s.started_at + s.seconds for s in shards)
-        tail = max(0.0, gathered.scored_at - last - within(pauses, last, gathered.scored_at))
+        tail = max(0.0, gathered.scored_at - last - seconds_within(pauses, last, gathered.scored_at))
     parts = [_mean(part) for part in zip(*gathered.loads, strict=True)] or [None] * 3
     return Stages(
-        build=covered(gathered.built),
-        staging=covered(gathered.staged_at),
+        build=covered_seconds(gathered.built),
+        staging=covered_seconds(gathered.staged_at),
         queue_wait=longest,
         waited_for=reason,
         load=_mean(map(sum, gathered.loads)),
         load_import=parts[0],
         load_weights=parts[1],
         load_warm_up=parts[2],
-        inference=covered((s.started_at, s.started_at + s.seconds) for s in shards),
+        inference=covered_seconds((s.started_at, s.started_at + s.seconds) for s in shards),
         metric_tail=tail,
         metric=sum(gathered.metric_seconds.values()) if gathered.metric_seconds else None,
     )
@@ -313,12 +313,12 @@ def _bound(
     load = min((sum(parts) for parts in gathered.loads), default=0.0)
     first = min(span.started_at for span in shards)
     # a task that is built while others infer delays no GPU
-    built = covered((start, min(end, first)) for start, end in gathered.built if start < first) or 0.0
+    built = covered_seconds((start, min(end, first)) for start, end in gathered.built if start < first) or 0.0
     if state.record.options.early_trials:
         built -= load  # trials loaded meanwhile
     staged = min((s.seconds for s in gathered.staged), default=0.0)
     accepted = gathered.accepted_at
-    passed = first - accepted - within(omitted, accepted, first) - load
+    passed = first - accepted - seconds_within(omitted, accepted, first) - load
     return measured_lower_bound(
         sets,
         gpus=max(1, lanes),
@@ -333,7 +333,7 @@ def _predicted(state: State, accepted: float, pauses: Sequence[Span]) -> float |
     plan = state.plan
     if plan.made_at is None or not plan.predicted_makespan_seconds:
         return None
-    before = plan.made_at - accepted - within(pauses, accepted, plan.made_at)
+    before = plan.made_at - accepted - seconds_within(pauses, accepted, plan.made_at)
     return before + plan.predicted_makespan_seconds
 
 
@@ -348,12 +348,12 @@ def _gpus(state: State, gathered: _Gathered, shards: Sequence[ShardSpan]) -> Ite
     for trial in gathered.trials:
         known = state.trials.by_name.get(trial.name)
         began = None if known is None else gathered.started.get((known.job, known.member))
-        yield gpu_use.used(trial, began)
+        yield gpu_use.trial_gpu_use(trial, began)
     seconds: dict[str, list[float]] = defaultdict(list)
     for span in shards:
         seconds[span.trial].append(span.seconds)
     said = {trial.name for trial in gathered.trials}
-    yield from gpu_use.died(state, gathered.started, gathered.ended, said, seconds)
+    yield from gpu_use.dead_trials_gpu_use(state, gathered.started, gathered.ended, said, seconds)
 
 
 def make_report(
@@ -369,20 +369,22 @@ def make_report(
     """
     gathered = _Gathered(events)
     if (wrong := _clock_error(gathered, shards, now)) > SKEW_SECONDS:
-        return without_measurements(state, f"the clocks of its hosts disagree by {words.seconds(wrong)}")
+        return without_measurements(
+            state, f"the clocks of its hosts disagree by {words.format_seconds(wrong)}"
+        )
     record = state.record
     end = gathered.scored_at if gathered.scored_at is not None else gathered.finished_at
     running = _status(state) == "running"
     accepted, over = gathered.accepted_at, now if running else end or now
     pauses = gathered.pauses(shards)
-    paused = within(pauses, accepted, over)
+    paused = seconds_within(pauses, accepted, over)
     makespan = over - accepted - paused
     gpus = sorted(_gpus(state, gathered, shards), key=lambda g: (g.node, g.trial))
     held = sum(g.held * max(1, g.gpus) for g in gpus)
     busy = sum(g.infer * max(1, g.gpus) for g in gpus)
     whole = not running and all(e.status in ("scored", "not asked") for e in state.entries)
-    waits = without(gathered.waited(over), pauses)
-    waited = covered(waits) or 0.0
+    waits = subtract_spans(gathered.waited(over), pauses)
+    waited = covered_seconds(waits) or 0.0
     bound = _bound(state, gathered, shards, [*pauses, *waits]) if whole else None
     kept_out = [*gathered.limited, *((at, over) for at in gathered.kept_out.values())]
     return Report(
@@ -411,10 +413,10 @@ def make_report(
         tokens=token_use([s.shard for s in shards], indexes, gathered.trials) if indexes else None,
         reused=dict(state.plan.reused),
         reused_scores=tuple(state.entries[i].name for i in sorted(state.plan.reused_scores)),
-        away_seconds=within(gathered.absences.spans, accepted, over),
+        away_seconds=seconds_within(gathered.absences.spans, accepted, over),
         paused_seconds=paused,
         waited_seconds=waited,
-        limited_seconds=covered(kept_out) or 0.0,
+        limited_seconds=covered_seconds(kept_out) or 0.0,
         warnings=tuple(dict.fromkeys(state.warnings)),
     )
 

@@ -52,7 +52,7 @@ class ModeCheck(Record):
     scores: tuple[ScoreCheck, ...]
 
 
-def check(folders: Mapping[str, Path], results: Mapping[str, Mapping[str, Any]]) -> ModeCheck:
+def check_modes(folders: Mapping[str, Path], results: Mapping[str, Mapping[str, Any]]) -> ModeCheck:
     """Compare both modes. `folders`, `results`: mode -> an evaluation's folder, and its results in lm-eval's shape."""
     exact, fast = EvaluationPaths(folders["exact"]), EvaluationPaths(folders["fast"])
     tasks = []
@@ -114,7 +114,7 @@ def _samples(paths: EvaluationPaths, task: str) -> dict[tuple[int, str], Mapping
         return {(int(s["doc_id"]), str(s.get("filter", ""))): s for s in map(json.loads, lines)}
 
 
-def show(console: Console, made: ModeCheck) -> None:
+def show_mode_check(console: Console, made: ModeCheck) -> None:
     """Print a row per task, then a row per score."""
     table = Sheet("fast against exact", "task", "documents", "worst", "mean", "argmax", "metrics", "answers")
     for one in made.tasks:

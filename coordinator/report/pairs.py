@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coordinator.errors import OperatorError
-from coordinator.report.columns import documents
-from coordinator.report.comparisons import comparison
+from coordinator.report.columns import read_documents
+from coordinator.report.comparisons import comparison_rows
 from coordinator.report.load_series import read_document
-from coordinator.report.scores import Evaluation, ScoreValue, difference
-from coordinator.report.verdicts import UNLIKE, add_verdicts, near
-from coordinator.verdicts.paired import FEW, Paired, paired
+from coordinator.report.scores import Evaluation, ScoreValue, key_difference
+from coordinator.report.verdicts import UNLIKE_WORDS, add_verdicts, is_mean
+from coordinator.verdicts.paired import FEW_CLUSTERS, Paired, compare_paired
 from evaljobs.contract.columns import CLUSTER, DENSE, DOCUMENT, HASH, Documents
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.storage import write_atomic
@@ -45,7 +45,7 @@ NO_MEAN = "its score is not a mean over its documents"
 Differences = Mapping[str, Paired | str]
 
 
-def compared(
+def compare_evaluations(
     work_dir: Path, evaluations: Sequence[str], *, mixed: bool = False, dense: bool = False
 ) -> tuple[list[Evaluation], list[dict[str, Any]]]:
     """Return (documents, rows of their scores with verdicts) of evaluations.
@@ -58,13 +58,13 @@ def compared(
             raise OperatorError(SCREEN.format(one.evaluation_id))
         if one.status == "open":
             raise OperatorError(f"{one.evaluation_id} has no results yet")
-    rows = comparison(made, dense=dense)
-    found = [differences(work_dir, evaluations[0], name) for name in evaluations[1:]]
+    rows = comparison_rows(made, dense=dense)
+    found = [score_differences(work_dir, evaluations[0], name) for name in evaluations[1:]]
     add_verdicts(rows, found, mixed=mixed)
     return made, rows
 
 
-def differences(work_dir: Path, before: str, after: str) -> Differences:
+def score_differences(work_dir: Path, before: str, after: str) -> Differences:
     """Return score name -> its difference, after minus before, for leaf-task scores that both evaluations (ids) have.
 
     A text tells why its documents cannot be compared. Raise OSError, ValueError or OperatorError if an evaluation cannot be
@@ -80,7 +80,7 @@ def differences(work_dir: Path, before: str, after: str) -> Differences:
             if line.startswith(head):
                 found = json.loads(line[len(head) :])
                 return {name: one if isinstance(one, str) else Paired(*one) for name, one in found.items()}
-    made = compare(*(_read(paths.root, at) for paths, at in zip(pair, written, strict=True)))
+    made = compare_evaluated(*(_read(paths.root, at) for paths, at in zip(pair, written, strict=True)))
     others = [one for one in kept if not one.startswith(f'["{before}",')]
     with contextlib.suppress(OSError):  # another user's folder, or a full disk
         lines = [*others, head + json.dumps(made)][-MOST_PAIRS:]
@@ -146,7 +146,7 @@ def _read(root: Path, _written: int) -> Evaluated:
     paths = EvaluationPaths(root)
     made = read_document(paths)
     try:
-        found = documents(paths)
+        found = read_documents(paths)
     except DamagedError as error:  # one damaged file hides no score
         log.warning("%s", error)
         found = Documents({}, {})
@@ -158,14 +158,14 @@ def _column(score: ScoreValue) -> str:
     return score.metric if score.filter == DENSE else f"{score.metric},{score.filter}"
 
 
-def compare(before: Evaluated, after: Evaluated) -> dict[str, Paired | str]:
-    """Return the `differences` of loaded evaluations."""
+def compare_evaluated(before: Evaluated, after: Evaluated) -> dict[str, Paired | str]:
+    """Return the `score_differences` of loaded evaluations."""
     fast = _in_vectors(before, after) if _same_documents(before.documents, after.documents) else {}
     found: dict[str, Paired | str] = {}
     for key in (one for one in before.scores if one in after.scores):
         first, last = before.scores[key], after.scores[key]
-        if unlike := difference(first.keys, last.keys):
-            found[last.name] = UNLIKE[unlike]
+        if unlike := key_difference(first.keys, last.keys):
+            found[last.name] = UNLIKE_WORDS[unlike]
         else:
             found[last.name] = fast.get(key) or compare_one(before, after, key)
     return found
@@ -215,9 +215,9 @@ def _in_vectors(before: Evaluated, after: Evaluated) -> dict[tuple[str, str], Pa
             said = [
                 one.scores[task, name].value if (task, name) in one.scores else nan for one in (before, after)
             ]
-            if not (near(scored[0], said[0]) and near(scored[1], said[1])):
+            if not (is_mean(scored[0], said[0]) and is_mean(scored[1], said[1])):
                 found[task, name] = NO_MEAN
-            elif size >= FEW:
+            elif size >= FEW_CLUSTERS:
                 flips = (up, down) if flags else (None, None)
                 found[task, name] = Paired(size, mean, variance, size - 1.0, span, *flips)
     return found
@@ -232,10 +232,10 @@ def compare_one(before: Evaluated, after: Evaluated, key: tuple[str, str]) -> Pa
     if theirs is None or ours is None:
         return NO_SAMPLES
     for columns, score in ((theirs, before.scores[key]), (ours, after.scores[key])):
-        if metric not in columns or not near(float(np.nanmean(columns[metric])), score.value):
+        if metric not in columns or not is_mean(float(np.nanmean(columns[metric])), score.value):
             return NO_MEAN
     _, mine, others = np.intersect1d(theirs["doc_id"], ours["doc_id"], return_indices=True)
     a, b = theirs[metric][mine], ours[metric][others]
     same = (theirs["doc_hash"][mine] == ours["doc_hash"][others]) & ~np.isnan(a) & ~np.isnan(b)
     clusters = ours["cluster"][others][same] if "cluster" in ours else None
-    return paired(a[same], b[same], clusters)
+    return compare_paired(a[same], b[same], clusters)

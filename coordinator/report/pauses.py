@@ -60,7 +60,7 @@ class Absences:
             self.spans.append((start, end))
 
 
-def without(spans: Iterable[Span], work: Iterable[Span]) -> list[Span]:
+def subtract_spans(spans: Iterable[Span], work: Iterable[Span]) -> list[Span]:
     """Return the parts of `spans` that no span of `work` covers."""
     busy = sorted(work)
     left = []
@@ -77,12 +77,12 @@ def without(spans: Iterable[Span], work: Iterable[Span]) -> list[Span]:
     return left
 
 
-def within(spans: Iterable[Span], start: float, end: float) -> float:
+def seconds_within(spans: Iterable[Span], start: float, end: float) -> float:
     """Return the seconds of `spans`, which do not overlap, between `start` and `end`."""
     return sum(max(0.0, min(b, end) - max(a, start)) for a, b in spans)
 
 
-def covered(spans: Iterable[Span]) -> float | None:
+def covered_seconds(spans: Iterable[Span]) -> float | None:
     """Return the seconds in which at least one of `spans` lasts; None if there are none."""
     length, at, found = 0.0, float("-inf"), False
     for start, end in sorted(spans):

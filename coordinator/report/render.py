@@ -13,8 +13,8 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.measure import Measurement
 from rich.text import Text
 
-from coordinator.base.words import by_reason, first_of, seconds
-from coordinator.cluster.slurm_limits import in_words
+from coordinator.base.words import by_reason, first_of, format_seconds
+from coordinator.cluster.slurm_limits import limit_in_words
 from coordinator.evaluation.records import ScreenScore
 from coordinator.report.gpu_use import DRAINED, GpuUse, slot_word
 from coordinator.report.judge_cost import JudgeTask, JudgeUse
@@ -26,11 +26,11 @@ from evaljobs.contract.columns import DENSE
 from evaljobs.contract.names import Cut
 
 CANCELLED = "cancelled: "  # prefix of the error of a task that a cancellation ended
-LANES = 64  # lanes drawn
+MAX_LANES = 64  # lanes drawn
 LANE_WIDTH = 100  # columns of the widest lane
 
 
-def size(value: int) -> str:
+def format_bytes(value: int) -> str:
     number = float(value)
     for unit in ("B", "kB", "MB", "GB"):
         if number < 1000:
@@ -39,7 +39,7 @@ def size(value: int) -> str:
     return f"{number:.2f} TB"
 
 
-def count(value: float) -> str:
+def format_tokens(value: float) -> str:
     """Format a number of tokens in three digits."""
     for unit in ("", " k", " M"):
         if value < 1000:
@@ -48,7 +48,7 @@ def count(value: float) -> str:
     return f"{value:.3g} G"
 
 
-def summary(report: Report, gpu_hour_price: float | None = None, *, verbose: bool = False) -> Sheet:
+def summary_sheet(report: Report, gpu_hour_price: float | None = None, *, verbose: bool = False) -> Sheet:
     """Return makespan, GPU seconds and cost, one row each; `verbose`: include each stage, and the tokens."""
     sheet = Sheet("", "", "", "")
     for name, figure, *notes in _summary(report, gpu_hour_price, verbose=verbose):
@@ -59,18 +59,18 @@ def summary(report: Report, gpu_hour_price: float | None = None, *, verbose: boo
 def _summary(report: Report, gpu_hour_price: float | None, *, verbose: bool) -> Iterator[tuple[str, ...]]:
     """Yield name, figure and notes of each row."""
     running = "so far" if report.status == "running" else ""
-    yield "makespan", seconds(report.makespan_seconds), running, _ratio(report), *absence(report)
+    yield "makespan", format_seconds(report.makespan_seconds), running, _ratio(report), *absence_lines(report)
     policy = "" if report.plan_policy == "evalspan" else f"planned by {report.plan_policy}"
     if report.predicted_makespan_seconds is not None:
         yield (
             "predicted",
-            seconds(report.predicted_makespan_seconds),
+            format_seconds(report.predicted_makespan_seconds),
             "by the priors, when the plan was made",
             policy,
         )
     yield from _stages(report) if verbose else [("stages", "", *_stages_in_brief(report))]
     busy = f"{100 * report.gpu_busy_fraction:.0f} % inference" if report.gpu_busy_fraction is not None else ""
-    yield f"{slot_word(g.device for g in report.gpus)} time", seconds(report.gpu_seconds), busy
+    yield f"{slot_word(g.device for g in report.gpus)} time", format_seconds(report.gpu_seconds), busy
     if report.judge is not None:
         yield from _judge(report.judge, verbose=verbose)
     if gpu_hour_price is not None:
@@ -87,32 +87,41 @@ def _stages_in_brief(report: Report) -> list[str]:
         "inference": stages.inference,
         "scores after it": stages.metric_tail,
     }
-    taken = [f"{name} {seconds(its)}" for name, its in known.items() if its is not None]
+    taken = [f"{name} {format_seconds(its)}" for name, its in known.items() if its is not None]
     return [*taken, "they overlap"] if len(taken) > 1 else taken
 
 
 def _stages(report: Report) -> Iterator[tuple[str, ...]]:
     """Yield a row per stage, with what it read and waited for."""
     stages = report.stages
-    yield "build requests", seconds(stages.build), "" if stages.build is not None else "reused"
+    yield "build requests", format_seconds(stages.build), "" if stages.build is not None else "reused"
     rungs = [f"{node}: {rung}" for node, rung in report.nodes.items()]
-    read = f"{size(report.storage_bytes)} read from storage" if rungs else ""
-    yield "staging", seconds(stages.staging), read, first_of(rungs, 4)
+    read = f"{format_bytes(report.storage_bytes)} read from storage" if rungs else ""
+    yield "staging", format_seconds(stages.staging), read, first_of(rungs, 4)
     if report.environment_bytes:
-        read = f"{size(report.environment_bytes)} of libraries read ahead of the trials"
-        yield "  environment", seconds(report.environment_seconds), read
+        read = f"{format_bytes(report.environment_bytes)} of libraries read ahead of the trials"
+        yield "  environment", format_seconds(report.environment_seconds), read
     if report.staged_ahead:
-        waited = [f"{node}: {seconds(its)}" for node, its in report.staged_ahead.items()]
+        waited = [f"{node}: {format_seconds(its)}" for node, its in report.staged_ahead.items()]
         yield "  ahead", "", "staged before GPUs came free", first_of(waited, 4)
-    yield "queue wait", seconds(stages.queue_wait), "longest of the trials", in_words(stages.waited_for)
+    yield (
+        "queue wait",
+        format_seconds(stages.queue_wait),
+        "longest of the trials",
+        limit_in_words(stages.waited_for),
+    )
     parts = {"import": stages.load_import, "load": stages.load_weights, "warm-up": stages.load_warm_up}
-    split = [f"{name} {seconds(its)}" for name, its in parts.items()]
-    yield "import + load", seconds(stages.load), *(["mean of the trials", *split] if stages.load else [])
-    yield "inference", seconds(stages.inference), f"{len(report.shards)} shards"
+    split = [f"{name} {format_seconds(its)}" for name, its in parts.items()]
+    yield (
+        "import + load",
+        format_seconds(stages.load),
+        *(["mean of the trials", *split] if stages.load else []),
+    )
+    yield "inference", format_seconds(stages.inference), f"{len(report.shards)} shards"
     if report.tokens is not None:
         yield from _tokens(report.tokens)
-    yield "metric", seconds(stages.metric), "CPU seconds of execute and score jobs"
-    yield "  tail", seconds(stages.metric_tail), "after the last response"
+    yield "metric", format_seconds(stages.metric), "CPU seconds of execute and score jobs"
+    yield "  tail", format_seconds(stages.metric_tail), "after the last response"
 
 
 def _tokens(tokens: TokenUse) -> Iterator[tuple[str, ...]]:
@@ -120,11 +129,21 @@ def _tokens(tokens: TokenUse) -> Iterator[tuple[str, ...]]:
     share = (
         f"{100 * abs(tokens.shared):.0f} % {'more by padding' if tokens.shared < 0 else 'saved by sharing'}"
     )
-    rate = f"{count(tokens.per_second)} a second of inference" if tokens.per_second else ""
-    yield "  input tokens", count(tokens.computed), f"{count(tokens.asked)} asked", share, rate
+    rate = f"{format_tokens(tokens.per_second)} a second of inference" if tokens.per_second else ""
+    yield (
+        "  input tokens",
+        format_tokens(tokens.computed),
+        f"{format_tokens(tokens.asked)} asked",
+        share,
+        rate,
+    )
     if tokens.generated:
-        yield "  new tokens", count(tokens.generated), "generated, with the padding behind shorter answers"
-    yield "  tokenising", seconds(tokens.tokenise_seconds), "of the inference"
+        yield (
+            "  new tokens",
+            format_tokens(tokens.generated),
+            "generated, with the padding behind shorter answers",
+        )
+    yield "  tokenising", format_seconds(tokens.tokenise_seconds), "of the inference"
 
 
 def _judge(judge: JudgeUse, *, verbose: bool) -> Iterator[tuple[str, ...]]:
@@ -176,15 +195,15 @@ class Lane:
         return Measurement(10, LANE_WIDTH)
 
 
-def gantt(report: Report) -> Sheet:
+def gantt_sheet(report: Report) -> Sheet:
     """Return a lane per trial."""
     begin = min((g.started_at for g in report.gpus), default=0.0)
     whole = max([1e-9, *(g.started_at + g.held - begin for g in report.gpus)])
-    title = f"Lanes over {seconds(whole)}: # inference, . import and load"
-    if len(report.gpus) > LANES:
-        title += f"; {len(report.gpus) - LANES} more trials are not drawn"
+    title = f"Lanes over {format_seconds(whole)}: # inference, . import and load"
+    if len(report.gpus) > MAX_LANES:
+        title += f"; {len(report.gpus) - MAX_LANES} more trials are not drawn"
     sheet = Sheet(title, "", "")
-    for g in report.gpus[:LANES]:
+    for g in report.gpus[:MAX_LANES]:
         shards = [s for s in report.shards if s.trial == g.trial]
         first = min((s.started_at - g.started_at for s in shards), default=g.held)
         before = (g.started_at - begin, min(first, g.imports + g.load + g.warm + g.other), ".")
@@ -253,22 +272,22 @@ def reuse_lines(report: Report) -> list[str]:
 
 
 def _ratio(report: Report) -> str:
-    bound = seconds(report.lower_bound_seconds)
+    bound = format_seconds(report.lower_bound_seconds)
     after = ", both without the wait for a GPU" if report.waited_seconds >= 1 else ""
     return f"{report.ratio:.2f} x the lower bound of {bound}{after}" if report.ratio else ""
 
 
-def absence(report: Report) -> Iterator[str]:
+def absence_lines(report: Report) -> Iterator[str]:
     """Yield what the makespan omits and includes: waits, and the time without a coordinator."""
     went_on = report.away_seconds - report.paused_seconds
     if report.waited_seconds >= 1:
-        yield f"{seconds(report.waited_seconds)} of it spent waiting for a free GPU"
+        yield f"{format_seconds(report.waited_seconds)} of it spent waiting for a free GPU"
     if report.limited_seconds >= 1:
-        yield f"a limit on jobs kept jobs out for {seconds(report.limited_seconds)}"
+        yield f"a limit on jobs kept jobs out for {format_seconds(report.limited_seconds)}"
     if report.paused_seconds >= 1:
-        yield f"without {seconds(report.paused_seconds)} in which no coordinator ran and no job worked"
+        yield f"without {format_seconds(report.paused_seconds)} in which no coordinator ran and no job worked"
     if went_on >= 1:
-        yield f"jobs went on for {seconds(went_on)} without a coordinator"
+        yield f"jobs went on for {format_seconds(went_on)} without a coordinator"
 
 
 def score_table(results: Mapping[str, Any], title: str, *, ascii_only: bool = False) -> Sheet:
@@ -301,7 +320,7 @@ def score_table(results: Mapping[str, Any], title: str, *, ascii_only: bool = Fa
     return sheet
 
 
-def show(
+def show_report(
     console: Console,
     report: Report,
     results: Mapping[str, Any] | None,
@@ -318,8 +337,10 @@ def show(
     """
     parts: list[RenderableType] = []
     if ran:
-        parts.append(summary(report, gpu_hour_price, verbose=verbose))
-        parts += [Text(""), gpu_table(report), Text(""), gantt(report)] if verbose and report.gpus else []
+        parts.append(summary_sheet(report, gpu_hour_price, verbose=verbose))
+        parts += (
+            [Text(""), gpu_table(report), Text(""), gantt_sheet(report)] if verbose and report.gpus else []
+        )
     parts += [Parts(line) for line in (*mode_lines(report), *reuse_lines(report))]
     parts += [Parts(f"warning: {w}", style="yellow") for w in report.warnings]
     if results is not None and results.get("results"):

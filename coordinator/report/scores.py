@@ -16,11 +16,11 @@ from pydantic import ConfigDict, Field, PlainSerializer, PlainValidator
 
 from coordinator.evaluation.records import EvaluationRecord, ScreenScore, checkpoint_name
 from evaljobs.contract.columns import BITS, DENSE
-from evaljobs.contract.specs import Kept
+from evaljobs.contract.specs import StateRecord
 
 # how two results differ in their modes, request digests and score keys; "": comparable, or without keys
 Difference = Literal["", "mode", "requests", "score"]
-SCORES = ConfigDict(allow_inf_nan=True, ser_json_inf_nan="constants")  # a score of lm-eval may be NaN
+SCORE_CONFIG = ConfigDict(allow_inf_nan=True, ser_json_inf_nan="constants")  # a score of lm-eval may be NaN
 
 
 class ScoreValue(NamedTuple):
@@ -75,7 +75,7 @@ def _columns(scores: Sequence[ScoreValue]) -> dict[str, Sequence[Any]]:
 Scores = Annotated[tuple[ScoreValue, ...], PlainValidator(_rows), PlainSerializer(_columns, when_used="json")]
 
 
-class Head(Kept):
+class Head(StateRecord):
     """Identity of an evaluation."""
 
     evaluation_id: str  # names its folder in the work folder
@@ -105,7 +105,7 @@ class Head(Kept):
 class Ended(Head):
     """Outcome of an evaluation; empty or None if unknown."""
 
-    model_config = SCORES
+    model_config = SCORE_CONFIG
 
     # from acceptance to the last score, without `paused_seconds`; None: unknown
     makespan_seconds: float | None = None
@@ -245,7 +245,7 @@ def _leaves(groups: Mapping[str, Any], name: str, seen: frozenset[str]) -> Itera
         yield from _leaves(groups, member, seen | {name})
 
 
-def difference(before: tuple[str, str], after: tuple[str, str]) -> Difference:
+def key_difference(before: tuple[str, str], after: tuple[str, str]) -> Difference:
     """Return what differs between two pairs of keys; "" if one is unknown."""
     if before[0] and after[0] and before[0] != after[0]:
         return "requests"

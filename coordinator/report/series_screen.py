@@ -13,25 +13,31 @@ from statistics import fmean
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from coordinator.base.words import first_of, seconds
-from coordinator.report.comparisons import LACKING, MARK, other, say, show_differences
-from coordinator.report.learning_curves import Curve, CurvePoint, Series, labels
+from coordinator.base.words import first_of, format_seconds
+from coordinator.report.comparisons import (
+    INCOMPARABLE_MARK,
+    LACKING,
+    describe_difference,
+    print_line,
+    show_differences,
+)
+from coordinator.report.learning_curves import Curve, CurvePoint, Series, point_labels
 from coordinator.report.scores import Evaluation
 from coordinator.report.tables import Parts, Sheet, print_parts
-from coordinator.report.training import Training, drops_of, morning, title
-from coordinator.report.verdicts import ALONG
+from coordinator.report.training import Training, drops_of, training_sentence, training_title
+from coordinator.report.verdicts import SERIES_NOTE
 
 MARKS = "*o+x#@%&"
 COLOURS = ("green", "blue", "red", "magenta", "cyan", "yellow", "default", "default")
 ASCII = str.maketrans("┤│┼├└┬┴┘┌┐─", "||++++++++-")
 HEIGHT, WIDEST = 15, 120  # lines and columns of a chart
-TICKS = 5  # checkpoints named below a chart
-STEPS = 6  # latest checkpoints shown in a table
+NAMED_CHECKPOINTS = 5  # checkpoints named below a chart
+TABLE_CHECKPOINTS = 6  # latest checkpoints shown in a table
 BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-~=+*#"  # of a sparkline, from lowest to highest
-SPARKS = 12  # bars of a sparkline
+SPARKLINE_BARS = 12  # bars of a sparkline
 
 
-def plot(curves: Sequence[Curve], width: int, *, ascii_only: bool = False) -> Iterator[Text | Parts]:
+def plot_curves(curves: Sequence[Curve], width: int, *, ascii_only: bool = False) -> Iterator[Text | Parts]:
     """Yield a chart of up to len(MARKS) curves, then the meaning of each mark; x: training step, or order.
 
     Points with non-finite values are not drawn; a single checkpoint has no chart.
@@ -50,7 +56,7 @@ def plot(curves: Sequence[Curve], width: int, *, ascii_only: bool = False) -> It
     plotext.limit_size(False, False)
     plotext.plotsize(min(width, WIDEST), HEIGHT)
     named = sorted(places, key=lambda label: places[label])
-    ticks = [named[round(i * (len(named) - 1) / (TICKS - 1))] for i in range(TICKS)]
+    ticks = [named[round(i * (len(named) - 1) / (NAMED_CHECKPOINTS - 1))] for i in range(NAMED_CHECKPOINTS)]
     plotext.xticks([places[label] for label in ticks], ticks)
     values = [p.value for _, points in drawn for p in points]
     if max(values) - min(values) < 1e-9 * max(
@@ -104,7 +110,7 @@ def _scores(
     whose requests or scoring differ from the previous point.
     """
     steps = list(dict.fromkeys(p.label for c in curves for p in c.points))
-    some = steps if whole or len(steps) <= STEPS else [steps[0], *steps[1 - STEPS :]]
+    some = steps if whole or len(steps) <= TABLE_CHECKPOINTS else [steps[0], *steps[1 - TABLE_CHECKPOINTS :]]
     # a narrow terminal shows fewer, the latest ones
     drops = [some[1 : i + 1] for i in range(1, len(some) - 1)]
     trend = "trend" if len(steps) > 2 else ""
@@ -113,7 +119,7 @@ def _scores(
     sheet = Sheet(heading, "score", *some, "change", "best", "at", "trend", turns=True, without=order)
     for curve in curves:
         points = {p.label: p for p in curve.points}
-        marks = {x: "!" if p.worse else MARK if p.differs else "" for x, p in points.items()}
+        marks = {x: "!" if p.worse else INCOMPARABLE_MARK if p.differs else "" for x, p in points.items()}
         values = (
             f"{points[x].value:.4f}{marks[x]}"
             if x in points
@@ -136,7 +142,7 @@ def _scores(
 def sparkline(values: Sequence[float], *, ascii_only: bool = False) -> str:
     """Return at most SPARKS bars, each the mean of its share of the values; non-finite means are blank."""
     bars = ASCII_BARS if ascii_only else BARS
-    count = min(SPARKS, len(values))
+    count = min(SPARKLINE_BARS, len(values))
     parts = [values[i * len(values) // count : (i + 1) * len(values) // count] for i in range(count)]
     means = [fmean(known) if (known := [v for v in part if isfinite(v)]) else nan for part in parts]
     low, high = (end(filter(isfinite, means), default=0.0) for end in (min, max))
@@ -146,7 +152,7 @@ def sparkline(values: Sequence[float], *, ascii_only: bool = False) -> str:
 
 def _screens(points: Sequence[Evaluation], heading: str, *, whole: bool) -> Sheet:
     """A row per task of screen evaluations: the estimate at each of the last checkpoints, and `!` where it is worse."""
-    some = points if whole else points[-STEPS:]
+    some = points if whole else points[-TABLE_CHECKPOINTS:]
     sheet = Sheet(heading, "task", *(point.label for point in some), turns=True)
     for task in dict.fromkeys(one.task for point in some for one in point.screened):
         found = [next((one for one in point.screened if one.task == task), None) for point in some]
@@ -166,8 +172,8 @@ def _costs(series: Series, *, whole: bool) -> Sheet:
     """Return a row per checkpoint: makespan, what it omits, GPU time, cost at the given price."""
     several = len({p.suite for p in series.points}) > 1
     slot = slot_of(series.points)
-    left = 0 if whole else max(0, len(series.points) - STEPS)
-    heading = f"Checkpoints, the last {STEPS} of {len(series.points)}" if left else "Checkpoints"
+    left = 0 if whole else max(0, len(series.points) - TABLE_CHECKPOINTS)
+    heading = f"Checkpoints, the last {TABLE_CHECKPOINTS} of {len(series.points)}" if left else "Checkpoints"
     sheet = Sheet(heading, "step", "suite", "status", "makespan", "paused", f"{slot} s", "cost")
     for point in series.points[left:]:
         gpu = "-" if point.gpu_seconds is None else f"{point.gpu_seconds:.1f}"
@@ -176,8 +182,8 @@ def _costs(series: Series, *, whole: bool) -> Sheet:
             point.label,
             point.suite if several else "",
             point.status if point.status != "done" else "",
-            seconds(point.makespan_seconds),
-            seconds(point.paused_seconds) if point.paused_seconds else "",
+            format_seconds(point.makespan_seconds),
+            format_seconds(point.paused_seconds) if point.paused_seconds else "",
             gpu,
             cost if series.gpu_hour_price is not None else "",
         )
@@ -212,8 +218,8 @@ def show_series(
     `whole`: all checkpoints, and curves of all scores.
     """
     for training in (one for one in trainings if one.mode != "screen"):
-        name = title(training.folder, training.suite, training.mode)
-        print_parts(console, Text(name, style="bold"), Parts(morning(training)), "")
+        name = training_title(training.folder, training.suite, training.mode)
+        print_parts(console, Text(name, style="bold"), Parts(training_sentence(training)), "")
     parts: list[RenderableType] = []
     for suite in dict.fromkeys(p.suite for p in series.points):
         curves = [c for c in series.curves if c.suite == suite]
@@ -226,13 +232,13 @@ def show_series(
             line
             for alike in _by_scale(shown)
             for i in range(0, len(alike), len(MARKS))
-            for line in plot(alike[i : i + len(MARKS)], console.width, ascii_only=ascii_only)
+            for line in plot_curves(alike[i : i + len(MARKS)], console.width, ascii_only=ascii_only)
         ]
         if worse:
             parts += [_fallen(worse), ""]
         if rows:
             own = [p for p in series.points if p.suite == suite]
-            rare = {label: p for label, p in zip(labels(own), own, strict=True) if p.not_asked}
+            rare = {label: p for label, p in zip(point_labels(own), own, strict=True) if p.not_asked}
             heading = f"{suite}: scores by step"
             parts += [_scores(rows, heading, rare, whole=whole, ascii_only=ascii_only), ""]
         if screened := [p for p in series.points if p.suite == suite and p.screened]:
@@ -245,7 +251,7 @@ def show_series(
         [
             (
                 f"{point.label} is not comparable with {before.label}",
-                other(point.differs, before.documents, point.documents),
+                describe_difference(point.differs, before.documents, point.documents),
                 curve.name,
             )
             for curve in series.curves
@@ -254,10 +260,10 @@ def show_series(
         ],
     )
     if any(point.yardstick is not None for curve in series.curves for point in curve.points):
-        say(console, ALONG.format(horizon=series.horizon), "dim")
-    if not whole and len(series.points) > STEPS:
-        say(console, "`--all` prints all checkpoints and the curve of each score", "dim")
+        print_line(console, SERIES_NOTE.format(horizon=series.horizon), "dim")
+    if not whole and len(series.points) > TABLE_CHECKPOINTS:
+        print_line(console, "`--all` prints all checkpoints and the curve of each score", "dim")
     if series.superseded:
         many = "evaluations are" if series.superseded > 1 else "evaluation is"
         said = "left out: a later one has the same checkpoint and suite"
-        say(console, f"{series.superseded} earlier {many} {said}", "dim")
+        print_line(console, f"{series.superseded} earlier {many} {said}", "dim")

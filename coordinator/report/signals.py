@@ -19,7 +19,7 @@ from coordinator.report.learning_curves import Curve, Series
 from coordinator.report.measurements import Report
 from coordinator.report.scores import Evaluation
 from coordinator.report.tables import Parts, Sheet
-from coordinator.verdicts.signal import NOTHING, SHARE, Signal, cadences, signal_of
+from coordinator.verdicts.signal import ASKED_SHARE, NOISE_RATIO, Signal, asking_cadences, signal_of
 from evaljobs.contract.columns import DENSE
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.paths import EvaluationPaths
@@ -44,7 +44,7 @@ def seconds_of(work_dir: Path, points: Sequence[Evaluation]) -> dict[str, float]
 def signals_of(series: Series, seconds: Mapping[str, float]) -> list[dict[str, Any]]:
     """A row for each task, as JSON has it: the largest ratio first, and those without one last. `seconds`: of `seconds_of`.
 
-    `every`: of `cadences`, a value for the suite file's key of that name.
+    `every`: of `asking_cadences`, a value for the suite file's key of that name.
     """
     folders = {p.evaluation_id: str(PurePosixPath(p.checkpoint).parent) for p in series.points}
     groups = {name for point in series.points for name in point.groups}
@@ -59,7 +59,7 @@ def signals_of(series: Series, seconds: Mapping[str, float]) -> list[dict[str, A
     rows = []
     for suite in dict.fromkeys(suite for suite, _ in found):
         of = {task: one for (name, task), one in found.items() if name == suite}
-        often = cadences({task: (signal, seconds.get(task, 0.0)) for task, (_, signal) in of.items()})
+        often = asking_cadences({task: (signal, seconds.get(task, 0.0)) for task, (_, signal) in of.items()})
         for task, (curve, signal) in of.items():
             known = {"signal": None, "noise": None} if signal is None else signal._asdict()
             known |= {"ratio": signal and signal.ratio, "says_nothing": signal and signal.says_nothing}
@@ -91,11 +91,11 @@ def show_signals(rows: Sequence[Mapping[str, Any]], slot: str) -> Iterator[Rende
         share = f" and take {100 * spent / total:.0f} % of the {slot} seconds" if total else ""
         names = first_of([row["task"] for row in silent])
         yield Parts(
-            f"{len(silent)} of {len(rows)} tasks say nothing here (ratio below {NOTHING:g}){share}: {names}"
+            f"{len(silent)} of {len(rows)} tasks say nothing here (ratio below {NOISE_RATIO:g}){share}: {names}"
         )
     if any(row["ratio"] is None for row in rows):
         yield Parts("no ratio: too few checkpoints, six in a training, or three in each of several")
-    share = f"{SHARE:.0%}".replace("%", " %")
+    share = f"{ASKED_SHARE:.0%}".replace("%", " %")
     yield Parts(
         f"every: by signal for its price, for `every` in the suite file; all tasks then take {share} of these seconds"
     )

@@ -19,27 +19,29 @@ from rich.table import Table
 from rich.text import Text
 
 UNBOUNDED = 10_000  # columns: wider than any table
-LEAST = 40  # minimum columns of a part before it is broken
-LEAST_NAME = 24  # minimum columns of a name before it is broken
+MIN_PART_WIDTH = 40  # minimum columns of a part before it is broken
+MIN_NAME_WIDTH = 24  # minimum columns of a name before it is broken
 NUMBER = re.compile(r"([-+]?[0-9.]\S*( \S+)?|-|nan|inf|)$")  # a right-aligned cell
-JOINT = "\xa0"  # keeps words together while their line is folded
+NO_BREAK_SPACE = "\xa0"  # keeps words together while their line is folded
 
 
-def folded(parts: Iterable[str], width: int, indent: str = "") -> str:
+def fold_parts(parts: Iterable[str], width: int, indent: str = "") -> str:
     """Join parts by commas in lines of `width`, keeping figures with their units and commands in backticks together.
 
     A word that the indent would push beyond the line gets an unindented line of its own.
     """
-    whole = ", ".join(part.replace(" ", JOINT) if len(part) < width - 2 else part for part in parts if part)
-    whole = re.sub(r"`[^`]*`", lambda found: found[0].replace(" ", JOINT), whole)
-    whole = re.sub(r"(\d) (s|min|h|x|%)(?!\w)", f"\\1{JOINT}\\2", whole)
+    whole = ", ".join(
+        part.replace(" ", NO_BREAK_SPACE) if len(part) < width - 2 else part for part in parts if part
+    )
+    whole = re.sub(r"`[^`]*`", lambda found: found[0].replace(" ", NO_BREAK_SPACE), whole)
+    whole = re.sub(r"(\d) (s|min|h|x|%)(?!\w)", f"\\1{NO_BREAK_SPACE}\\2", whole)
     fold = textwrap.TextWrapper(
         max(width, 3), indent, f"{indent}  ", break_long_words=False, break_on_hyphens=False
     )
     lines = (
         line.strip(" ,") if len(line.strip(" ,")) <= width < len(line) else line for line in fold.wrap(whole)
     )
-    return "\n".join(lines).replace(JOINT, " ")
+    return "\n".join(lines).replace(NO_BREAK_SPACE, " ")
 
 
 def print_parts(console: Console, *parts: RenderableType) -> None:
@@ -61,12 +63,12 @@ class Parts:
     def __rich_console__(self, _console: Console, options: ConsoleOptions) -> Iterator[Text]:
         lines = [[part] for part in self.parts] if self._apart else [self.parts]
         yield Text(
-            "\n".join(folded(line, options.max_width, self._indent) for line in lines), style=self.style
+            "\n".join(fold_parts(line, options.max_width, self._indent) for line in lines), style=self.style
         )
 
     def __rich_measure__(self, _console: Console, _options: ConsoleOptions) -> Measurement:
         whole = max(map(cell_len, str(self).splitlines()), default=0)
-        part = min(LEAST, max(map(cell_len, self.parts), default=0))
+        part = min(MIN_PART_WIDTH, max(map(cell_len, self.parts), default=0))
         word = max(map(cell_len, str(self).split()), default=0) + 2  # the indent of further lines
         return Measurement(min(whole, max(part, word)), whole)
 
@@ -153,7 +155,7 @@ class Sheet:
         """Return the sheet with names broken at "-", "_" or "/" to leave room for the other columns."""
         least = self._least(console, options)
         others = [width for i, width in least.items() if i and self._heads[i] not in self._without[-1]]
-        width = max(LEAST_NAME, options.max_width - sum(others) - 2 * len(others))
+        width = max(MIN_NAME_WIDTH, options.max_width - sum(others) - 2 * len(others))
         line = re.compile(rf"(?=.{{{width + 1}}})(.{{1,{width}}}(?<=[-_/]))")
         sheet = Sheet("", *self._heads, without=self._without[-1:])
         for (name, *cells), style in self._rows:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from coordinator.base.words import first_of
 from coordinator.report.learning_curves import MEAN, Curve, CurvePoint, Series, Worse, best_of
-from coordinator.report.scores import SCORES
-from evaljobs.contract.specs import Kept, Record
+from coordinator.report.scores import SCORE_CONFIG
+from evaljobs.contract.specs import Record, StateRecord
 
 MOST_NAMED = 3  # scores per line
 
@@ -86,10 +86,10 @@ class Against(Record):
         return {"worse": self.worse, "better": self.better}
 
 
-class Training(Kept):
+class Training(StateRecord):
     """The newest checkpoint, and all before it. Lists are in training order, drops begin with the latest one."""
 
-    model_config = SCORES
+    model_config = SCORE_CONFIG
 
     folder: str  # of the checkpoints
     suite: str
@@ -103,7 +103,7 @@ class Training(Kept):
     horizon: int | None = None  # checkpoints for which drops are calibrated
 
 
-def title(folder: str, suite: str, mode: str) -> str:
+def training_title(folder: str, suite: str, mode: str) -> str:
     """Return a training's name on screens."""
     name = "/".join(PurePosixPath(folder).parts[-2:])
     return f"{name}, {suite}" + (f", {mode} mode" if mode != "exact" else "")
@@ -161,18 +161,18 @@ class Clause(NamedTuple):
     compared: tuple[str, str] | tuple[()] = ()
 
 
-def held(name: str, evaluation: str, against: Against, *, best: bool = False) -> Clause:
+def clause_against(name: str, evaluation: str, against: Against, *, best: bool = False) -> Clause:
     """Describe how an evaluation, called `name`, compares with an earlier one."""
     said = f"{name} {against.words(best=best)}"
     return Clause(said, against.telling, (against.evaluation_id, evaluation))
 
 
-def morning(training: Training, others: Sequence[str] = ()) -> str:
+def training_sentence(training: Training, others: Sequence[str] = ()) -> str:
     """Describe the state of a training in a sentence. `others`: descriptions of its evaluations that are not done."""
-    return "; ".join([*(clause.text for clause in clauses(training)), *others])
+    return "; ".join([*(clause.text for clause in training_clauses(training)), *others])
 
 
-def clauses(training: Training) -> Iterator[Clause]:
+def training_clauses(training: Training) -> Iterator[Clause]:
     """Yield the state of a training: its newest checkpoint against the previous and the best one, then drops along it."""
     if not training.scored:
         yield Clause("no checkpoint has scores yet")
@@ -182,9 +182,9 @@ def clauses(training: Training) -> Iterator[Clause]:
     if previous is None:
         yield Clause(f"{newest} is the first checkpoint with scores")
         return
-    yield held(newest, evaluation, previous, best=best == previous)
+    yield clause_against(newest, evaluation, previous, best=best == previous)
     if best and best != previous:
-        yield held("it", evaluation, best, best=True)
+        yield clause_against("it", evaluation, best, best=True)
     if training.drops:
         some = [f"{d.name} since {d.worse.since} ({d.levels})" for d in training.drops]
         count = len({d.name for d in training.drops})

@@ -28,18 +28,18 @@ from coordinator.report.learning_curves import (
     Series,
     Worse,
     by_step,
-    current,
+    current_points,
     groups_now,
     make_series,
-    priced,
+    with_prices,
 )
-from coordinator.report.load_series import documents, find_heads, written
-from coordinator.report.pairs import compared, differences
+from coordinator.report.load_series import find_heads, load_documents, written_at
+from coordinator.report.pairs import compare_evaluations, score_differences
 from coordinator.report.scores import Evaluation, Head, head_of
 from coordinator.report.training import Training, training_of
-from coordinator.report.verdicts import judged, name_of, overall_of
+from coordinator.report.verdicts import judge_curves, name_of, overall_of
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths, slug
-from evaljobs.contract.specs import Kept
+from evaljobs.contract.specs import StateRecord
 from evaljobs.contract.storage import make_folder, read_record, write_atomic
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ Key = tuple[str, str, str]  # (folder of the checkpoints, suite, mode) of a trai
 Written = dict[str, tuple[int, int]]  # evaluation -> mtimes of its results and its report
 
 
-class TrainingFile(Kept):
+class TrainingFile(StateRecord):
     """First line of a training's file; the others are of its series."""
 
     schema_version: int = 2
@@ -69,11 +69,11 @@ def series_of(points: Iterable[Evaluation], settings: Config) -> Series:
 
     @cache
     def sampling(before: str, after: str) -> Mapping[str, float]:
-        found = differences(settings.work_dir, before, after)
+        found = score_differences(settings.work_dir, before, after)
         return {name: 0.0 if isinstance(one, str) else one.variance for name, one in found.items()}
 
     made = make_series(points, settings.gpu_hour_price)
-    curves = judged(made.curves, settings.horizon, sampling)
+    curves = judge_curves(made.curves, settings.horizon, sampling)
     return made._replace(curves=curves, horizon=settings.horizon)
 
 
@@ -94,7 +94,7 @@ def _read(
     return (kept, lines) if whole and kept.written == _written(settings, kept.written) else None
 
 
-def judge(
+def judge_training(
     settings: Config, heads: Sequence[Head], *, whole: bool, scores: bool = True
 ) -> tuple[Training, Series]:
     """Judge a training. `whole`: these are all of its evaluations, so store the result; `scores`: load the points' scores."""
@@ -104,10 +104,10 @@ def judge(
     if kept is not None and kept[0].written == known:
         training, series = kept[0].training, _unpacked(kept[1])._replace(horizon=settings.horizon)
         if scores:
-            series = series._replace(points=current(documents(settings.work_dir, ended)))
-        series = priced(series, settings.gpu_hour_price)
+            series = series._replace(points=current_points(load_documents(settings.work_dir, ended)))
+        series = with_prices(series, settings.gpu_hour_price)
     else:
-        series = series_of(documents(settings.work_dir, ended), settings)
+        series = series_of(load_documents(settings.work_dir, ended), settings)
         training = training_of(series.shown(dense=False), lambda *pair: _against(settings, *pair))
         if whole and known:
             _keep(settings, TrainingFile(written=known, training=training), series)
@@ -123,7 +123,7 @@ def _with_open(series: Series, heads: Iterable[Head]) -> Series:
 
 def _against(settings: Config, evaluation: str, earlier: str) -> Mapping[str, Any]:
     try:
-        return against_of(compared(settings.work_dir, [earlier, evaluation])[1])
+        return against_of(compare_evaluations(settings.work_dir, [earlier, evaluation])[1])
     except OperatorError as error:  # one damaged file hides no other training
         log.warning("%s", error)
         return {"verdict": "not comparable", "why": str(error)}
@@ -137,11 +137,11 @@ def find_training(settings: Config, key: Key, evaluations: Iterable[str]) -> Tra
     with suppress(OperatorError):
         found = by_training(find_heads(settings.work_dir, folder, suite, mixed=True))
         if key in found:
-            return judge(settings, found[key], whole=True, scores=False)[0]
+            return judge_training(settings, found[key], whole=True, scores=False)[0]
     return None
 
 
-def of_evaluation(settings: Config, name: str) -> Training | None:
+def training_of_evaluation(settings: Config, name: str) -> Training | None:
     """Return the training that an evaluation belongs to, like `find_training`; None if its record cannot be read."""
     with suppress(OSError, ValidationError):
         record = read_record(EvaluationPaths(settings.work_dir / name).evaluation, EvaluationRecord)
@@ -170,7 +170,7 @@ def against_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _written(settings: Config, evaluations: Iterable[str]) -> Written:
     """Return the times of those with results."""
-    found = {name: written(EvaluationPaths(settings.work_dir / name)) for name in evaluations}
+    found = {name: written_at(EvaluationPaths(settings.work_dir / name)) for name in evaluations}
     return {name: both for name, both in found.items() if both[0]}
 
 

@@ -2,7 +2,7 @@
 
 Rule: a leaf task's metric has a verdict if it is the mean of its documents' values and both evaluations have equal requests
 and scoring; a group's score has one if it is a mean of such scores. The verdicts of a comparison's tasks are corrected
-together, as are those of its groups; `overall` is one test.
+together, as are those of its groups; `overall_difference` is one test.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import Any
 
 from coordinator.report.learning_curves import Curve, Worse
 from coordinator.verdicts.paired import ALPHA as VERDICT_ALPHA
-from coordinator.verdicts.paired import Paired, interval, pooled, verdicts
-from coordinator.verdicts.series import ALPHA, FEWEST, worse, yardsticks
-from coordinator.verdicts.series import variances as spread_of
+from coordinator.verdicts.paired import Paired, adjusted_verdicts, confidence_interval, pool_differences
+from coordinator.verdicts.series import ALPHA, MIN_CHECKPOINTS, find_worse, yardsticks
+from coordinator.verdicts.series import difference_variances as spread_of
 from evaljobs.contract.columns import DENSE, SUITE_MEAN
 
-MEANING = (
+VERDICTS_NOTE = (
     "Verdicts: a paired test over the same documents, corrected for the number of scores; 5 % of the verdicts may be "
     'false. "Would be seen": the change, in this score alone, that is found four times in five after that correction. '
     '"±": the wider half of the two-sided 95 % interval.'
 )
-ALONG = (
+SERIES_NOTE = (
     "Worse since: the score fell below the mean of the checkpoints before, or below the last one. In {horizon} checkpoints "
     "without a drop, at most 5 % of trainings have such a verdict by chance. It needs 6 earlier checkpoints, and stays as it is."
 )
-PLACES = ("since", "low", "high")  # of a verdict along a series
+VERDICT_POINTS = ("since", "low", "high")  # of a verdict along a series
 MOST_APART = 1e-9  # relative; a score farther from a mean is not that mean
-UNLIKE: Mapping[str, str] = {
+UNLIKE_WORDS: Mapping[str, str] = {
     "mode": "computed in another mode; --mixed compares them anyway",
     "requests": "run with different prompts or settings",
     "score": "scored differently",
@@ -43,7 +43,7 @@ def add_verdicts(
 ) -> None:
     """Add "verdicts" to rows of `comparison`: how each evaluation's score compares with the first one's.
 
-    `found`: from `pairs.differences`, for each evaluation but the first. Each verdict is a mapping with "verdict" and
+    `found`: from `pairs.score_differences`, for each evaluation but the first. Each verdict is a mapping with "verdict" and
     "words"; with "why" if there is none, otherwise with the facts of `Paired`; "adjusted", p after the correction;
     "detectable"; and of the two-sided 95 % interval "low", "high" and "reach", its wider half.
     """
@@ -74,7 +74,7 @@ def _judge(
             if not isinstance(one, str):
                 found.append((said[-1], one, row["higher_is_better"]))
     for (place, one, _), (verdict, adjusted, detectable) in zip(
-        found, verdicts([(one, higher) for _, one, higher in found]), strict=True
+        found, adjusted_verdicts([(one, higher) for _, one, higher in found]), strict=True
     ):
         place.clear()
         place.update(verdict=verdict, adjusted=adjusted, detectable=detectable, **one.facts(), **_ends(one))
@@ -82,7 +82,7 @@ def _judge(
 
 
 def _ends(one: Paired) -> dict[str, float]:
-    low, high = interval(one, 1 - VERDICT_ALPHA / 2)
+    low, high = confidence_interval(one, 1 - VERDICT_ALPHA / 2)
     return {"low": low, "high": high, "reach": max(one.difference - low, high - one.difference)}
 
 
@@ -98,7 +98,7 @@ def _unlike(row: Mapping[str, Any], i: int, *, mixed: bool) -> str:
     if None in (row["values"][0], row["values"][i]):
         return "not asked at both" if any(row["not_asked"]) else "one has no score"
     unlike = row["differs"][i]
-    return UNLIKE[unlike] if unlike and not (unlike == "mode" and mixed) else ""
+    return UNLIKE_WORDS[unlike] if unlike and not (unlike == "mode" and mixed) else ""
 
 
 def _of_group(
@@ -119,8 +119,8 @@ def _of_group(
     documents = sum(one.documents for one in parts)
     for weights in ([1 / len(parts)] * len(parts), [one.documents / documents for one in parts]):
         sums = [sum(w * m["values"][k] for w, m in zip(weights, members, strict=True) if m) for k in (0, i)]
-        if near(sums[0], row["values"][0]) and near(sums[1], row["values"][i]):
-            return pooled(parts, weights)
+        if is_mean(sums[0], row["values"][0]) and is_mean(sums[1], row["values"][i]):
+            return pool_differences(parts, weights)
     return "its score is not a mean over its tasks"
 
 
@@ -129,7 +129,9 @@ def _first_score(task: str, rows: Iterable[Mapping[str, Any]]) -> Mapping[str, A
     return next((row for row in rows if row["task"] == task and row["higher_is_better"]), None)
 
 
-def overall(scores: Iterable[tuple[str, bool, Sequence[float | None], Paired | None]]) -> dict[str, Any]:
+def overall_difference(
+    scores: Iterable[tuple[str, bool, Sequence[float | None], Paired | None]],
+) -> dict[str, Any]:
     """Compare two evaluations by the mean of their tasks, each by its first score from 0 to 1 for which higher is better.
 
     `scores`: (leaf task, whether higher is better, its values, its difference) in order, without dense signals. The record
@@ -147,8 +149,8 @@ def overall(scores: Iterable[tuple[str, bool, Sequence[float | None], Paired | N
             "tasks": 0,
             "of": len(first),
         }
-    found = pooled(parts)
-    ((verdict, _, detectable),) = verdicts([(found, True)])
+    found = pool_differences(parts)
+    ((verdict, _, detectable),) = adjusted_verdicts([(found, True)])
     ends = _ends(found)
     count = f"{len(parts)} of {len(first)}" if len(parts) < len(first) else f"{len(parts)}"
     words = f"{found.difference:+.4f} ± {ends['reach']:.4f} over {count} tasks: {_words(verdict, detectable)}"
@@ -157,10 +159,10 @@ def overall(scores: Iterable[tuple[str, bool, Sequence[float | None], Paired | N
 
 
 def overall_of(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return `overall` of each evaluation but the first against the first one. `rows`: with verdicts."""
+    """Return `overall_difference` of each evaluation but the first against the first one. `rows`: with verdicts."""
     scores = [row for row in rows if not row["leaves"] and not row["metric"].endswith(f",{DENSE}")]
     return [
-        overall(
+        overall_difference(
             (
                 r["task"],
                 r["higher_is_better"],
@@ -173,7 +175,7 @@ def overall_of(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def near(mean: float, score: float) -> bool:
+def is_mean(mean: float, score: float) -> bool:
     """Return whether a score equals this mean, except for rounding."""
     return abs(mean - score) <= MOST_APART * max(1.0, abs(score))
 
@@ -182,7 +184,7 @@ Sampling = Callable[[str, str], Mapping[str, float]]
 """(earlier evaluation, evaluation) -> score name -> variance of the mean paired difference; 0: unknown."""
 
 
-def judged(curves: Sequence[Curve], horizon: int, sampling: Sampling) -> list[Curve]:
+def judge_curves(curves: Sequence[Curve], horizon: int, sampling: Sampling) -> list[Curve]:
     """Return curves whose points tell since when a score is worse, in a training of `horizon` checkpoints.
 
     A series starts over if a point is not comparable with the previous one, or is not a number. All scores that its first two
@@ -196,7 +198,7 @@ def judged(curves: Sequence[Curve], horizon: int, sampling: Sampling) -> list[Cu
         breaks = [i for i, p in enumerate(curve.points) if p.differs or not isfinite(p.value)]
         for start, end in pairwise([0, *breaks, len(curve.points)]):
             first = start if isfinite(curve.points[start].value) else start + 1
-            run = curve.points[first:end] if end - first > FEWEST else ()
+            run = curve.points[first:end] if end - first > MIN_CHECKPOINTS else ()
             found = [sampling(a.evaluation_id, b.evaluation_id) for a, b in pairwise(run)]
             if found and curve.name in found[0]:
                 alike_scores = [
@@ -215,14 +217,16 @@ def judged(curves: Sequence[Curve], horizon: int, sampling: Sampling) -> list[Cu
         )
         spread = spread_of(values, documents)
         means, errors = yardsticks(values, documents, spread)
-        said = worse(values, documents, level, spread)
+        said = find_worse(values, documents, level, spread)
         every = zip(group, runs, signs * means, errors, signs, said, strict=True)
         for (c, first, _), run, mean, error, sign, drops in every:
             at = {
-                one.found: Worse(mean=sign[0] * one.mean, **{k: run[getattr(one, k)].label for k in PLACES})
+                one.found: Worse(
+                    mean=sign[0] * one.mean, **{k: run[getattr(one, k)].label for k in VERDICT_POINTS}
+                )
                 for one in drops
             }
-            for i in range(FEWEST, count):
+            for i in range(MIN_CHECKPOINTS, count):
                 known = {"mean_before": float(mean[i]), "yardstick": float(error[i]), "worse": at.get(i)}
                 points[c][first + i] = run[i]._replace(**known)
     return [curve._replace(points=tuple(made)) for curve, made in zip(curves, points, strict=True)]

@@ -50,7 +50,7 @@ from coordinator.evaluation.events import (
 )
 from coordinator.evaluation.job_specs import (
     Site,
-    environment,
+    environment_of_job,
     metric_spec,
     secrets_for,
     specs_of,
@@ -59,7 +59,7 @@ from coordinator.evaluation.job_specs import (
 from coordinator.evaluation.records import EvaluationRecord, cut_of, cut_on_disk
 from coordinator.evaluation.state import MetricState, State
 from coordinator.intake import request_sets
-from coordinator.intake.checkpoint import CheckpointError, inspect
+from coordinator.intake.checkpoint import CheckpointError, inspect_checkpoint
 from coordinator.intake.source_keys import Present
 from coordinator.planning.make_plan import hardware_of, make_plan
 from coordinator.runtime import gpu_names, reuse, screens
@@ -72,8 +72,8 @@ from evaljobs.contract.storage import write_atomic
 from evaljobs.errors import OperatorError as DamagedError
 from evaljobs.queue.redis_client import Link, QueueUnavailable
 from evaljobs.queue.work_queue import QueuedShard, QueueSnapshot, WorkQueue
-from priors.estimate import Learnt
-from priors.table import read as read_observations
+from priors.estimate import PriorHistory
+from priors.table import read_observations
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class Performer:
             case FindRequestSets():
                 return [self._find_request_sets(action.record)]
             case FindResponses():
-                return [reuse.find(state, action, self.site.paths, Present(self.site), clock.now())]
+                return [reuse.find_responses(state, action, self.site.paths, Present(self.site), clock.now())]
             case InspectConverted():
                 return [_inspect_converted(state, action.path)]
             case MakePlan():
@@ -169,7 +169,7 @@ class Performer:
             folder = self.site.paths.request_sets / name
             folders[index] = str(folder)
             cut = cut_of(record.suite, index, batch_size, record.suite.token_budget, record.order)
-            there = request_sets.found(folder, cut_on_disk(cut, batch_size), present)
+            there = request_sets.find_request_sets(folder, cut_on_disk(cut, batch_size), present)
             if there is not None:
                 sets[index] = there
         return RequestSetsFound(at=clock.now(), sets=sets, folders=folders, batch_size=batch_size)
@@ -192,7 +192,7 @@ class Performer:
         hardware = hardware_of(state.nodes.by_name.values())
         try:
             read = request_sets.read_wanted(action)
-            history = Learnt(read_observations(self.observations))
+            history = PriorHistory(read_observations(self.observations))
         except request_sets.RequestSetError as error:
             return self.lost_sets(state) or [Closed(at=clock.now(), reason=str(error))]
         except ValueError as error:
@@ -202,7 +202,7 @@ class Performer:
 
     def _judge_screen(self, state: State, action: JudgeScreen) -> AnyEvent:
         try:
-            return screens.judged(state.record, action, self.site.paths, clock.now())
+            return screens.judge_screen(state.record, action, self.site.paths, clock.now())
         except (OperatorError, DamagedError, OSError) as error:
             why = f"it cannot be held against its reference: {error}"
             return EntryFailed(at=clock.now(), entry=action.entry, error=why)
@@ -252,7 +252,7 @@ class Performer:
             write_atomic(paths.spec(spec_name), spec.model_dump_json(indent=1).encode())
         if action.job.purpose == "metric":
             Path(workers_stop_file(paths)).unlink(missing_ok=True)
-        env = environment(self.site, action.job.purpose)
+        env = environment_of_job(self.site, action.job.purpose)
         job = replace(action.job, env=env, secrets=secrets_for(state.record, action.job.purpose))
         mine[name] = self.calls.begin("a submission", partial(self.cluster.submit, job))
         return []
@@ -326,7 +326,7 @@ class Performer:
 
     def _write_results(self, state: State, failed: Mapping[int, str]) -> None:
         with suppress(OSError):  # only predictions need them
-            gpu_names.keep(self.site.paths.gpu_names, state)
+            gpu_names.record_gpu_names(self.site.paths.gpu_names, state)
         write_results(state, self.site.of(state), failed, self.observations)
         with suppress(OSError):  # a copy of the checkpoint then does not find these answers
             reuse.keep_samples(state, self.site.paths)
@@ -335,7 +335,7 @@ class Performer:
 def _inspect_converted(state: State, path: str) -> AnyEvent:
     announced = state.conversion.announced or state.record.checkpoint
     try:
-        found = inspect(path)
+        found = inspect_checkpoint(path)
     except CheckpointError as error:
         return CheckpointConverted(at=clock.now(), error=str(error))
     checkpoint = found.model_copy(update={"converted_from": announced.source, "step": announced.step})

@@ -6,7 +6,7 @@ from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
 from coordinator.evaluation.events import AnyEvent
 from coordinator.evaluation.state import State
-from coordinator.runtime.journal import read_events, replayed
+from coordinator.runtime.journal import read_events, replayed_state
 from coordinator.runtime.summaries import find_folder
 from evaljobs.contract.paths import EvaluationPaths
 
@@ -15,12 +15,12 @@ def find_evaluation(config: Config, prefix: str) -> tuple[State, EvaluationPaths
     """Replay the evaluation whose id begins with `prefix` or ends with it as its digest."""
     paths = find_folder(config, prefix)
     events = list(read_events(paths.journal))
-    return replay(events), paths, events
+    return replay_events(events), paths, events
 
 
-def replay(events: list[AnyEvent]) -> State:
+def replay_events(events: list[AnyEvent]) -> State:
     """Return the state that a journal's events lead to."""
-    state = replayed(events)
+    state = replayed_state(events)
     if state is None:
         raise OperatorError("the journal is empty: the evaluation was never accepted; submit it again")
     return state

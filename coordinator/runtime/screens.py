@@ -19,13 +19,13 @@ from coordinator.errors import OperatorError
 from coordinator.evaluation.actions import JudgeScreen
 from coordinator.evaluation.events import ScreenJudged
 from coordinator.evaluation.records import EvaluationRecord, Screening, ScreenScore
-from coordinator.report.columns import documents
+from coordinator.report.columns import read_documents
 from coordinator.report.load_series import find_heads, read_document
 from coordinator.report.scores import Evaluation, Head, ScoreValue, head_of
-from coordinator.report.verdicts import near
+from coordinator.report.verdicts import is_mean
 from coordinator.runtime.summary import read_evaluation
-from coordinator.verdicts.screening import asking_order, judge, likely_share, question_of
-from evaljobs.contract.columns import CLUSTER, DENSE, DOCUMENT, HASH, unpacked
+from coordinator.verdicts.screening import asking_order, judge_screening, likely_share, question_of
+from evaljobs.contract.columns import CLUSTER, DENSE, DOCUMENT, HASH, unpack_columns
 from evaljobs.contract.folded import read_bytes
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import Blocks, TaskEntry
@@ -161,7 +161,7 @@ def _held(work: Path, reference: str, tasks: tuple[str, ...]) -> Mapping[str, He
     import numpy as np  # noqa: PLC0415
 
     paths = EvaluationPaths(work / reference)
-    known, made, columns = read_evaluation(paths), read_document(paths), documents(paths)
+    known, made, columns = read_evaluation(paths), read_document(paths), read_documents(paths)
     if known is None:
         raise OperatorError(f"{reference} cannot be read")
     scores: dict[str, list[ScoreValue]] = {}
@@ -180,7 +180,11 @@ def _held(work: Path, reference: str, tasks: tuple[str, ...]) -> Mapping[str, He
         for leaf, its in leaves.items():
             for score in scores.get(alias[columns.rows[entry, leaf].start], ()):
                 name = f"{score.metric},{score.filter}"
-                if name in its and score.filter != DENSE and near(float(np.nanmean(its[name])), score.value):
+                if (
+                    name in its
+                    and score.filter != DENSE
+                    and is_mean(float(np.nanmean(its[name])), score.value)
+                ):
                     first.setdefault(leaf, (name, score.higher_is_better))
         if len(first) < len(leaves) or len(set(first.values())) > 1:
             raise OperatorError(
@@ -244,7 +248,7 @@ def order_of(record: EvaluationRecord, work: WorkPaths) -> str:
 # --- the answer ------------------------------------------------------------------------------------------------------
 
 
-def judged(record: EvaluationRecord, action: JudgeScreen, work: WorkPaths, now: float) -> ScreenJudged:
+def judge_screen(record: EvaluationRecord, action: JudgeScreen, work: WorkPaths, now: float) -> ScreenJudged:
     """What the scored documents of an entry say. OperatorError where they are not the reference's."""
     import numpy as np  # noqa: PLC0415
 
@@ -252,7 +256,7 @@ def judged(record: EvaluationRecord, action: JudgeScreen, work: WorkPaths, now: 
     task, paths = record.suite.tasks[action.entry], work.evaluation(record.evaluation_id)
     held = held_against(record, work)[task.name]
     file = paths.columns(action.entry)
-    ours = {leaf: its for (_, leaf), its in unpacked(read_bytes(file), str(file)).parts().items()}
+    ours = {leaf: its for (_, leaf), its in unpack_columns(read_bytes(file), str(file)).parts().items()}
     changes, clusters, before, ends = [], [], [], []
     for leaf, theirs in held.leaves.items():
         values = theirs[held.metric]
@@ -275,7 +279,7 @@ def judged(record: EvaluationRecord, action: JudgeScreen, work: WorkPaths, now: 
     count = sum(len(each) for each in before)
     if not len(differences):
         raise OperatorError(f"{task.name}: no document that was asked has a value")
-    said = judge(
+    said = judge_screening(
         differences,
         max(count, len(differences)),
         question_of(record.suite.screen),

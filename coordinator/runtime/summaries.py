@@ -28,7 +28,7 @@ def known_ids(work_dir: Path) -> list[str]:
     return sorted(p.parent.name for p in work_dir.glob("*/journal.jsonl"))
 
 
-def unreadable(work_dir: Path) -> str:
+def unreadable_message(work_dir: Path) -> str:
     """Return how many evaluations of a work folder this user may not read; "" if none."""
     folders = [p for p in work_dir.glob("*-" + 8 * "[0-9a-f]") if not os.access(p, os.X_OK)]
     many = "evaluations here belong" if len(folders) > 1 else "evaluation here belongs"
@@ -49,7 +49,7 @@ def find_folder(config: Config, prefix: str) -> EvaluationPaths:
         known = first_of(found or ids) or "none"
         what = "no evaluation" if not found else f"{len(found)} evaluations"
         verb = "begins" if not found else "begin"
-        todo = "type more of the id" if found else unreadable(root) or "`evalspan status` lists all"
+        todo = "type more of the id" if found else unreadable_message(root) or "`evalspan status` lists all"
         raise OperatorError(f"{what} in {root} {verb} with {prefix!r} (there are: {known}): {todo}")
     return EvaluationPaths(root / found[0])
 
@@ -118,7 +118,7 @@ class Summaries:
             return self._replayed.get(paths.root.name, (0, None))[1]
         known = self._replayed.get(paths.root.name)
         if known is None or known[0] != size:
-            from coordinator.runtime.summarise import by_journal  # noqa: PLC0415 (few evaluations need the state machine)
+            from coordinator.runtime.summarise import find_by_journal  # noqa: PLC0415 (few evaluations need the state machine)
 
-            known = self._replayed[paths.root.name] = size, by_journal(paths, time.time())
+            known = self._replayed[paths.root.name] = size, find_by_journal(paths, time.time())
         return known[1]

@@ -1,7 +1,7 @@
 """Builds the `Summary` of an evaluation from its state: its stage, what it waits for, what it runs, the time left.
 
 Rule: derived from the state, the cluster's listing of its jobs, and its work queue; `summary_now` adds what files say. Called
-by `coordinator.runtime.runner`, and `by_journal` for an evaluation without a valid one.
+by `coordinator.runtime.runner`, and `find_by_journal` for an evaluation without a valid one.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinator.cluster import JobState
-from coordinator.cluster.slurm_limits import in_words
+from coordinator.cluster.slurm_limits import limit_in_words
 from coordinator.evaluation.state import EntryState, JobInfo, Phase, State
 from coordinator.report.scores import ScoreValue, first_of_each, groups_of, scores_of, top_scores
-from coordinator.runtime.journal import OtherFormatError, read_events, replayed
+from coordinator.runtime.journal import OtherFormatError, read_events, replayed_state
 from coordinator.runtime.summary import (
+    MAX_WARNINGS,
     NO_SLOT,
     PAUSED,
-    WARNINGS,
     Lane,
     Node,
     Summary,
     Task,
-    Timed,
+    TimedNote,
     failed_jobs,
-    known_by,
-    of_record,
+    fields_of_record,
     read_json,
+    summary_of_record,
     with_document,
 )
 from evaljobs.contract.folded import archive_of
@@ -45,13 +45,18 @@ LEAST_SECONDS = 1.0  # prediction while a shard is to do
 MOST_LANES = 64  # listed individually; beyond it, trials are counted per node for MOST_NODES nodes
 MOST_NODES = 16
 MOST_KINDS = 4  # latest scored tasks with all their values in a summary
-LATEST = 12  # of each
+LATEST_TASKS = 12  # of each
 SCORES_SHOWN = 4  # of each
 LOADING = {"import", "load"}  # phases of a trial before its model can infer
 PENDING = "pending"
-IDLE = "no shard"
+IDLE_PHASE = "no shard"
 PHASES = {"import": "importing", "load": "loading", "infer": "inferring", "wait": "waits for requests"}
-OPEN = {"scoring": "scoring", "built": "to infer", "building": "building requests", "unbuilt": "to build"}
+OPEN_ENTRY_WORDS = {
+    "scoring": "scoring",
+    "built": "to infer",
+    "building": "building requests",
+    "unbuilt": "to build",
+}
 JOBS = {
     "build": "request-set job",
     "convert": "conversion job",
@@ -60,7 +65,7 @@ JOBS = {
     "host": "trial host",
     "metric": "metric-worker job",
 }
-OTHERS = "others"  # label of further kinds of open metric jobs
+OTHER_JOBS = "others"  # label of further kinds of open metric jobs
 Values = Callable[[EntryState], Sequence[ScoreValue]]  # of a scored task; () if its file cannot be read
 
 
@@ -78,7 +83,7 @@ def summary_of(
     waits_until = None if state.ended_at is not None else state.waits_until
     stage = stage_of(state, now, snapshot)
     return Summary(
-        **known_by(state.record),
+        **fields_of_record(state.record),
         written_at=now,
         converted_digest=state.converted_digest,
         ended_at=state.ended_at,
@@ -104,20 +109,20 @@ def summary_of(
         metric_jobs=len(state.scoring.metrics),
         metric_jobs_open={
             **dict(kinds[:MOST_KINDS]),
-            **({OTHERS: sum(n for _, n in kinds[MOST_KINDS:])} if len(kinds) > MOST_KINDS else {}),
+            **({OTHER_JOBS: sum(n for _, n in kinds[MOST_KINDS:])} if len(kinds) > MOST_KINDS else {}),
         },
         done_at=None if (left := seconds_left(state, now)) is None else now + left,
         waits_until=waits_until,
         waits=tuple(_waits(state, now, listed, stage)),
         held=tuple(
-            Timed(what=name, at=state.jobs.by_name[name].refusals.due_at, why=why)
+            TimedNote(what=name, at=state.jobs.by_name[name].refusals.due_at, why=why)
             for name, why in sorted(state.jobs.held.items())
         ),
         stragglers={
             trial: f"takes {times:.1f} times as long as the others{'' if trial in state.trials.live else ' (it has ended)'}"
             for trial, times in state.trials.stragglers.items()
         },
-        warnings=tuple(dict.fromkeys(state.warnings))[-WARNINGS:],
+        warnings=tuple(dict.fromkeys(state.warnings))[-MAX_WARNINGS:],
     )
 
 
@@ -154,7 +159,7 @@ def values_in(file: str, _written_at: int) -> Sequence[ScoreValue]:
 
 
 def _tasks(state: State, scores: Values) -> Iterator[Task]:
-    latest = [e.index for e in state.entries if e.status == "scored"][-LATEST:]
+    latest = [e.index for e in state.entries if e.status == "scored"][-LATEST_TASKS:]
     for entry in state.entries:
         found = scores(entry) if entry.status == "scored" else ()
         shown = tuple(found[:SCORES_SHOWN]) if entry.index in latest else first_of_each(found)
@@ -166,7 +171,7 @@ def _task_state(state: State, entry: EntryState) -> str:
     leaves = [state.shards.leaves[name] for name in entry.leaves.values()]
     if entry.status == "built" and leaves and all(leaf.todo == 0 for leaf in leaves):
         return "executing"
-    return OPEN.get(entry.status, entry.status)
+    return OPEN_ENTRY_WORDS.get(entry.status, entry.status)
 
 
 def _lanes(state: State, snapshot: QueueSnapshot | None) -> dict[str, Any]:
@@ -187,7 +192,7 @@ def _lane(state: State, lane: str, trial: str, progress: Progress | None) -> Lan
         return Lane(lane=lane, doing="starting" if state.trials.live[trial].running else PENDING)
     doing = PHASES.get(progress.phase, progress.phase or "starting")
     if not progress.shard:
-        return Lane(lane=lane, doing=IDLE if progress.phase == "infer" else doing)
+        return Lane(lane=lane, doing=IDLE_PHASE if progress.phase == "infer" else doing)
     batch = f"{progress.batches_done} of {progress.batches}" if progress.batches else ""
     return Lane(lane=lane, doing=doing, task=ShardId.parse(progress.shard).task, batch=batch)
 
@@ -276,17 +281,17 @@ def has_pending(info: JobInfo, now: float) -> bool:
     )
 
 
-def _waits(state: State, now: float, listed: Sequence[JobState], stage: str) -> Iterator[Timed]:
+def _waits(state: State, now: float, listed: Sequence[JobState], stage: str) -> Iterator[TimedNote]:
     """Yield what it waits for: each kind of pending job and each reason, or a free slot."""
     if state.ended_at is not None:
         return
     found = list(_pending_jobs(state, now, listed))
     yield from found
     if not found and stage == "waits" and state.waits_until is None and not state.jobs.held:
-        yield Timed(what=NO_SLOT)
+        yield TimedNote(what=NO_SLOT)
 
 
-def _pending_jobs(state: State, now: float, listed: Sequence[JobState]) -> Iterator[Timed]:
+def _pending_jobs(state: State, now: float, listed: Sequence[JobState]) -> Iterator[TimedNote]:
     reasons = {(job.name, job.index): job.reason for job in listed if job.phase == "pending"}
     found: Counter[tuple[str, str]] = Counter()
     since: dict[tuple[str, str], float] = {}
@@ -297,12 +302,15 @@ def _pending_jobs(state: State, now: float, listed: Sequence[JobState]) -> Itera
         for member in (m for m, phase in info.members.items() if phase == "pending"):
             if listed and (name, member) not in reasons:
                 continue  # it has started since the journal was written
-            what = (JOBS.get(info.job.purpose, info.job.purpose), in_words(reasons.get((name, member), "")))
+            what = (
+                JOBS.get(info.job.purpose, info.job.purpose),
+                limit_in_words(reasons.get((name, member), "")),
+            )
             found[what] += 1
             since[what] = min(since.get(what, now), info.changed_at)
     for (job, why), count in found.items():
         said = f"{count} {job}s are pending" if count > 1 else f"a {job} is pending"
-        yield Timed(what=said, at=since[job, why], why=why)
+        yield TimedNote(what=said, at=since[job, why], why=why)
 
 
 def seconds_left(state: State, now: float) -> float | None:
@@ -349,15 +357,15 @@ def _tail_seconds(state: State) -> float:
     return max([sum(open_ones) / state.cpu_slots, *open_ones], default=0.0)
 
 
-def by_journal(paths: EvaluationPaths, now: float) -> Summary | None:
+def find_by_journal(paths: EvaluationPaths, now: float) -> Summary | None:
     """The summary of an evaluation without a valid one; None where its journal is empty, or a copy of another's."""
     try:
         if not paths.journal.stat().st_size:
             return None
-        state = replayed(read_events(paths.journal))
+        state = replayed_state(read_events(paths.journal))
         if state is None or state.evaluation_id != paths.root.name:
             return None
         return summary_now(state, paths, now)
     except Exception as error:  # noqa: BLE001 (one bad journal must not hide other evaluations)
         what = str(error) if isinstance(error, OtherFormatError) else f"its journal cannot be read: {error}"
-        return of_record(paths, what)
+        return summary_of_record(paths, what)

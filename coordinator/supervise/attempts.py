@@ -18,21 +18,23 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from coordinator.base.signals import SIGNALLED
+from coordinator.base.signals import SIGNAL_EXIT_BASE
 from coordinator.cluster import ClusterError, LimitError, local_guardian
 from coordinator.cluster.past_jobs import PastJob, look_up
 from coordinator.cluster.slurm_cli import SlurmCli
-from coordinator.cluster.slurm_limits import ends
+from coordinator.cluster.slurm_limits import remedy_of
 from coordinator.diagnosis.reader import CHUNK
-from coordinator.diagnosis.verdict import SURE, Diagnosis, diagnose
+from coordinator.diagnosis.verdict import CERTAIN_STATES, Diagnosis, diagnose
 from coordinator.errors import OperatorError
-from coordinator.runtime.causes import FAILED, read_logs
+from coordinator.runtime.causes import FAILED_STATE, read_logs
 
-PATIENCE = 3600.0  # seconds for a training to exit after SIGTERM; Slurm kills a job's processes sooner
+END_PATIENCE_SECONDS = (
+    3600.0  # seconds for a training to exit after SIGTERM; Slurm kills a job's processes sooner
+)
 MOST_KEPT = 128 << 20  # bytes of output kept for the diagnosis, twice
 ASK_SECONDS = 5.0  # between two queries to Slurm
 NOTHING_SAID = Diagnosis(reason=None, owner="none", recoverable=True, line="", line_number=None, advice="")
-OURS = re.compile(r"--(?:array|wait|comment|requeue|test-only|parsable)(?:=.*)?|-[aW].*")
+OWN_SBATCH_OPTIONS = re.compile(r"--(?:array|wait|comment|requeue|test-only|parsable)(?:=.*)?|-[aW].*")
 
 
 class Child:
@@ -45,7 +47,7 @@ class Child:
         self.nodes = ""
         self._bytes = 0
         self._kept: list[IO[bytes]] = []
-        guardian = (sys.executable, "-I", "-S", local_guardian.__file__, str(PATIENCE))
+        guardian = (sys.executable, "-I", "-S", local_guardian.__file__, str(END_PATIENCE_SECONDS))
         self._process = subprocess.Popen(
             [*guardian, *argv],
             stdin=subprocess.PIPE,
@@ -93,8 +95,12 @@ class Child:
             return _diagnosed({"": self._chunks()}, "", "")
         self._pump.join()
         code: int = self._process.wait()
-        said = f"0:{code - SIGNALLED}" if SIGNALLED < code <= SIGNALLED + signal.NSIG else f"{code}:0"
-        found = _diagnosed({"": self._chunks()}, FAILED, said)
+        said = (
+            f"0:{code - SIGNAL_EXIT_BASE}"
+            if SIGNAL_EXIT_BASE < code <= SIGNAL_EXIT_BASE + signal.NSIG
+            else f"{code}:0"
+        )
+        found = _diagnosed({"": self._chunks()}, FAILED_STATE, said)
         return found.model_copy(update={"line": ""}) if found.line.startswith("sacct:") else found
 
     def _chunks(self) -> Iterator[bytes]:
@@ -121,7 +127,7 @@ class BatchJob:
         try:
             return cls(slurm, slurm.sbatch(sbatch_words(argv, slurm.options.token, exclude), env))
         except ClusterError as error:
-            if isinstance(error, LimitError) or ends(str(error)) == "away":
+            if isinstance(error, LimitError) or remedy_of(str(error)) == "away":
                 raise
             raise OperatorError(f"{argv[0]}: {error}") from error
 
@@ -135,7 +141,7 @@ class BatchJob:
         if time.monotonic() - self._asked < ASK_SECONDS:
             return None
         self._asked = time.monotonic()
-        found = look_up(self.job_id, self._slurm.ask, SURE)
+        found = look_up(self.job_id, self._slurm.ask, CERTAIN_STATES)
         if found is None:  # Slurm has forgotten it: only its log is left
             found = self._job._replace(state="", exit_code="")
         self._job, self.nodes = found, found.nodes if found.nodes not in ("(null)", "None assigned") else ""
@@ -144,7 +150,7 @@ class BatchJob:
         said, _, number = found.exit_code.partition(":")
         if found.word == "COMPLETED":
             return 0
-        return SIGNALLED + int(number) if number.isdigit() and int(number) else int(said or 0) or 1
+        return SIGNAL_EXIT_BASE + int(number) if number.isdigit() and int(number) else int(said or 0) or 1
 
     def pulse(self) -> object:
         if self._job.word != "RUNNING":
@@ -167,7 +173,7 @@ class BatchJob:
         return True
 
     def cause(self, *, hung: bool) -> Diagnosis:
-        state = "" if hung else self._job.state or FAILED
+        state = "" if hung else self._job.state or FAILED_STATE
         try:
             logs = read_logs(p for log in self._job.logs if (p := Path(log)).is_file())
             return _diagnosed(logs, state, self._job.exit_code)
@@ -188,7 +194,7 @@ def sbatch_words(argv: Sequence[str], token: str, exclude: Sequence[str]) -> lis
         (i for i, word in enumerate(words) if word.endswith(".sbatch") or Path(word).is_file()), len(words)
     )
     for index, word in enumerate(words[:end]):
-        if OURS.fullmatch(word):
+        if OWN_SBATCH_OPTIONS.fullmatch(word):
             raise OperatorError(f"{word}: supervise sets it itself, or follows one job only: leave it out")
         if exclude and (own := re.fullmatch(r"(?:--exclude=|-x=?)(.*)|--exclude", word)):
             taken = own[1] or words[index + 1]

@@ -16,16 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.base.pickles import Stub, read_pickle
-from coordinator.hook import PIN_PREFIX, SUMS
-from coordinator.intake.checkpoint import half_written, step_of
+from coordinator.hook import PIN_PREFIX, SUMS_FILE
+from coordinator.intake.checkpoint import step_of, unfinished_file
 from coordinator.intake.folder_watch import is_unfinished
 from evaljobs.staging.fingerprint import HEADER_LIMIT, BadWeights, read_header
 
-WINDOW = 6  # earlier checkpoints that are looked at: what the complete ones all hold is expected of the next
-ZIPPED = (".pt", ".pth", ".bin", ".ckpt")  # what torch.save writes
+EARLIER_CHECKPOINTS = (
+    6  # earlier checkpoints that are looked at: what the complete ones all hold is expected of the next
+)
+TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")  # what torch.save writes
 MOST_PICKLED = 256 << 20  # bytes of a table of contents, beyond which it is not read
 # Files whose number a table of contents gives. Ranks of other files are compared with the checkpoints before.
-LISTED = re.compile(
+COUNTED_FILES = re.compile(
     r"\.distcp$|_(?:model|optim)_states\.pt$|-\d+-of-\d+\.(?:safetensors|bin)$|(?:^|/)mp_rank_"
 )
 
@@ -40,8 +42,8 @@ def newest_complete(place: str) -> tuple[Path | None, list[str]]:
     for end in range(len(found), 0, -1):
         complete: list[set[str]] = []
         why = ""
-        for path in found[max(0, end - 1 - WINDOW) : end]:
-            if not (why := incomplete(path, complete)):
+        for path in found[max(0, end - 1 - EARLIER_CHECKPOINTS) : end]:
+            if not (why := missing_parts(path, complete)):
                 complete.append(_names(path))
         if not why:
             return found[end - 1], left
@@ -53,21 +55,23 @@ def _checkpoints(place: str) -> Iterator[Path]:
     paths = Path("/").glob(place.lstrip("/")) if has_magic(place) else Path(place).iterdir()
     try:
         for path in paths:
-            kept = path.suffix in (*ZIPPED, ".safetensors") or path.is_dir()
+            kept = path.suffix in (*TORCH_SUFFIXES, ".safetensors") or path.is_dir()
             if kept and step_of(path.name) is not None and not is_unfinished(path.name):
                 yield path
     except FileNotFoundError:  # training creates it
         return
 
 
-def incomplete(path: Path, before: Sequence[set[str]] = ()) -> str:
+def missing_parts(path: Path, before: Sequence[set[str]] = ()) -> str:
     """Return what a checkpoint lacks, or "". It may be a file. `before`: names of earlier complete checkpoints' files."""
     try:
         files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
         if not files:
             return "it is empty"
         names = [f.relative_to(path).as_posix() for f in files if path.is_dir()]
-        if why := half_written(names) or next((f"{f.name}: {why}" for f in files if (why := _damage(f))), ""):
+        if why := unfinished_file(names) or next(
+            (f"{f.name}: {why}" for f in files if (why := _damage(f))), ""
+        ):
             return why
         if why := next(filter(None, _lacking(path, files)), ""):
             return why
@@ -84,9 +88,9 @@ def _names(path: Path) -> set[str]:
     found = set()
     for file in path.rglob("*"):
         name = file.relative_to(path).as_posix()
-        if file.is_file() and not name.startswith((PIN_PREFIX, SUMS)):
+        if file.is_file() and not name.startswith((PIN_PREFIX, SUMS_FILE)):
             name = re.sub(r"\d+", lambda number: "STEP" if int(number[0]) == step else number[0], name)
-            found.add(re.sub(r"\d+", "N", name) if LISTED.search(name) else name)
+            found.add(re.sub(r"\d+", "N", name) if COUNTED_FILES.search(name) else name)
     return found
 
 
@@ -213,7 +217,7 @@ def _damage(file: Path) -> str:
             read_header(file)
         except BadWeights as error:
             return f"truncated or damaged, {error}"
-    if file.suffix in ZIPPED:
+    if file.suffix in TORCH_SUFFIXES:
         with file.open("rb") as opened:
             began = opened.read(4)
         # torch before 1.6, and what pickle writes, begins otherwise and says nothing of its length
@@ -224,4 +228,4 @@ def _damage(file: Path) -> str:
             json.loads(file.read_bytes())
         except (ValueError, RecursionError):
             return "no valid JSON"
-    return "" if size or file.suffix not in (*ZIPPED, ".distcp") else "it is empty"
+    return "" if size or file.suffix not in (*TORCH_SUFFIXES, ".distcp") else "it is empty"

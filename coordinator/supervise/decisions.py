@@ -13,18 +13,18 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
-from coordinator.base.signals import SIGNALLED
+from coordinator.base.signals import SIGNAL_EXIT_BASE
 from coordinator.diagnosis.verdict import Diagnosis
 
-KILLED = (SIGNALLED + 9, SIGNALLED + 15)  # SIGKILL, SIGTERM
+KILL_EXIT_CODES = (SIGNAL_EXIT_BASE + 9, SIGNAL_EXIT_BASE + 15)  # SIGKILL, SIGTERM
 # reasons that are kills themselves, by a person or for memory
-KILLS = ("Cancelled", "OOMKilled", "DataloaderKilled")
+KILL_REASONS = ("Cancelled", "OOMKilled", "DataloaderKilled")
 INFRASTRUCTURE = ("node", "gpu", "network")  # owners of failures after which nodes are checked
 MOST_PAUSE = 600.0  # seconds between two attempts, at most
-WINDOW = 200  # losses with which a new one is compared ...
-LEAST = 30  # ... and the fewest
-SPIKE = 8.0  # robust z-score above which a loss is unusual
-LASTS = 3  # consecutive unusual losses that make a spike: a single one is a batch
+LOSS_WINDOW = 200  # losses with which a new one is compared ...
+MIN_LOSSES = 30  # ... and the fewest
+SPIKE_SCORE = 8.0  # robust z-score above which a loss is unusual
+SPIKE_LENGTH = 3  # consecutive unusual losses that make a spike: a single one is a batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +46,10 @@ class End:
     @property
     def killed_from_outside(self) -> bool:
         """Whether a signal ended it and a log shows at most an error that was survived until then."""
-        survived = self.cause.owner == "user" and self.cause.reason not in KILLS
-        return self.code in KILLED and not self.hung and survived and self.cause.line_number is not None
+        survived = self.cause.owner == "user" and self.cause.reason not in KILL_REASONS
+        return (
+            self.code in KILL_EXIT_CODES and not self.hung and survived and self.cause.line_number is not None
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +63,11 @@ class Decision:
     check: bool = False
 
 
-def decide(end: End, left: int, unknown_before: bool) -> Decision:
+def decide_restart(end: End, left: int, unknown_before: bool) -> Decision:
     """Decide about a restart. `left`: remaining restarts; `unknown_before`: the previous attempt ended without a known reason
     or progress.
     """
-    cause, why = end.cause, said(end)
+    cause, why = end.cause, end_in_words(end)
     if not end.failed:
         return Decision(restart=False, why="training has ended")
     if cause.reason is not None and not cause.recoverable and not end.killed_from_outside:
@@ -78,13 +80,13 @@ def decide(end: End, left: int, unknown_before: bool) -> Decision:
 
 
 def is_unknown(end: End) -> bool:
-    return end.cause.reason is None and not end.progress and end.code not in KILLED
+    return end.cause.reason is None and not end.progress and end.code not in KILL_EXIT_CODES
 
 
-def said(end: End) -> str:
+def end_in_words(end: End) -> str:
     how = f"no output and no heartbeat for {end.silent:.0f} s" if end.hung else f"exit code {end.code}"
-    if not end.hung and SIGNALLED < end.code <= SIGNALLED + signal.NSIG:
-        how = f"ended by signal {end.code - SIGNALLED}"
+    if not end.hung and SIGNAL_EXIT_BASE < end.code <= SIGNAL_EXIT_BASE + signal.NSIG:
+        how = f"ended by signal {end.code - SIGNAL_EXIT_BASE}"
     cause = end.cause
     if end.killed_from_outside:
         return f"killed from outside, {how}"
@@ -92,7 +94,7 @@ def said(end: End) -> str:
     return f"{name}, {how}{f': {cause.line}' if cause.line else ''}"
 
 
-def pause(first: float, idle: int) -> float:
+def restart_pause(first: float, idle: int) -> float:
     """Return the seconds before the next attempt. `idle`: consecutive restarts without a new checkpoint."""
     return min(MOST_PAUSE, first * 2.0 ** min(idle, 20))
 
@@ -103,23 +105,23 @@ class Losses:
     distance to their median in standard deviations, estimated by the median absolute deviation.
     """
 
-    _usual: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    _usual: deque[float] = field(default_factory=lambda: deque(maxlen=LOSS_WINDOW))
     _row: int = 0
     _told: bool = False
 
     def add(self, loss: float) -> str:
         """Add a loss and describe a spike, once: LASTS large losses in a row, or a loss that is not a number. Otherwise ""."""
-        middle = median(self._usual) if len(self._usual) >= LEAST else math.inf
+        middle = median(self._usual) if len(self._usual) >= MIN_LOSSES else math.inf
         spread = 1.4826 * median(abs(one - middle) for one in self._usual) if middle < math.inf else 1.0
         score = (loss - middle) / max(spread, 1e-3 * abs(middle), 1e-9) if middle < math.inf else 0.0
-        if math.isfinite(loss) and score <= SPIKE:
+        if math.isfinite(loss) and score <= SPIKE_SCORE:
             self._usual.append(loss)
             self._row, self._told = 0, False
             return ""
         self._row += 1
-        if self._row >= WINDOW:  # it is the usual loss now
+        if self._row >= LOSS_WINDOW:  # it is the usual loss now
             self._usual.clear()
-        if self._told or (math.isfinite(loss) and self._row < LASTS):
+        if self._told or (math.isfinite(loss) and self._row < SPIKE_LENGTH):
             return ""
         self._told = True
         usual = (

@@ -20,7 +20,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from coordinator.base import clock
-from coordinator.base.signals import SIGNALLED, Signals
+from coordinator.base.signals import SIGNAL_EXIT_BASE, Signals
 from coordinator.cluster import ClusterError
 from coordinator.cluster.job_environment import client_environment
 from coordinator.cluster.slurm_cli import SlurmCli
@@ -29,21 +29,21 @@ from coordinator.diagnosis.verdict import Diagnosis
 from coordinator.errors import EvalspanError, OperatorError
 from coordinator.intake.checkpoint import step_of
 from coordinator.monitor import notify
-from coordinator.node_check.run import check
+from coordinator.node_check.run import check_nodes
 from coordinator.runtime import wiring
 from coordinator.runtime.causes import accept_rules
 from coordinator.supervise.attempts import Attempt, BatchJob, Child, sbatch_words
 from coordinator.supervise.checkpoints import newest_complete
-from coordinator.supervise.decisions import End, Losses, decide, is_unknown, pause
+from coordinator.supervise.decisions import End, Losses, decide_restart, is_unknown, restart_pause
 from evaljobs.contract.paths import WorkPaths, slug
-from evaljobs.contract.storage import locked, make_folder, try_lock
+from evaljobs.contract.storage import hold_lock, make_folder, try_lock
 
 LOOK_SECONDS = 0.2
 CHECK_SECONDS = 300.0  # for the job of a node's test to start and end
 MOST_BEATS = 1 << 20  # bytes of heartbeats that one look reads
 NEWS_SECONDS = 5.0  # most that the end waits for news to be sent
-STOPS = (signal.SIGINT, signal.SIGTERM)
-PASSED = (*STOPS, signal.SIGUSR1, signal.SIGUSR2)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+PASSED_SIGNALS = (*STOP_SIGNALS, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class _Stopped(Exception):  # noqa: N818 (no error)
@@ -92,7 +92,7 @@ class Supervision:
     _newest: Path | None = None  # complete checkpoint that the attempt goes on from
     _highest: int = -1  # step of the newest complete checkpoint of all attempts
     _news: notify.Notifier = field(default_factory=notify.Notifier)
-    _signals: Signals = field(default_factory=lambda: Signals(PASSED))
+    _signals: Signals = field(default_factory=lambda: Signals(PASSED_SIGNALS))
     _seen: int = 0  # signals that were dealt with
     _stopping: int = 0  # the first signal that told the training to end
     _offset: int = 0  # bytes of heartbeats that were read
@@ -119,7 +119,7 @@ class Supervision:
         for number in range(1, self.most + 2):
             attempt = self._start(number)
             end = self._follow(attempt)
-            decision = decide(end, self.most + 1 - number, unknown_before)
+            decision = decide_restart(end, self.most + 1 - number, unknown_before)
             if decision.check and attempt.nodes:
                 self._check(attempt.nodes)
             again = f"restart {number} of {self.most}" if decision.restart else "not restarted"
@@ -127,7 +127,7 @@ class Supervision:
             if not decision.restart:
                 return int(end.failed)
             idle, unknown_before = 0 if end.progress else idle + 1, is_unknown(end)
-            self._wait(pause(self.first_pause, idle))
+            self._wait(restart_pause(self.first_pause, idle))
         raise AssertionError("the last attempt is not restarted")
 
     # --- one attempt -----------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ class Supervision:
             time.sleep(LOOK_SECONDS)
         if self._stopping:
             self.say(f"the training was ended by a signal, with exit code {code}, and is not restarted")
-            raise _Stopped(SIGNALLED + self._stopping)
+            raise _Stopped(SIGNAL_EXIT_BASE + self._stopping)
         cause = watch.cause or attempt.cause(hung=False)
         self._newest, hung = self._look()[0], watch.cause is not None
         progress = self._step > self._highest
@@ -203,13 +203,15 @@ class Supervision:
 
     def _pass_on(self, attempt: Attempt) -> None:
         for number in self._new_signals():
-            if number in STOPS and self._stopping:  # asked twice: its processes are killed within seconds
+            if (
+                number in STOP_SIGNALS and self._stopping
+            ):  # asked twice: its processes are killed within seconds
                 attempt.end()
                 continue
-            self._stopping = self._stopping or (number if number in STOPS else 0)
+            self._stopping = self._stopping or (number if number in STOP_SIGNALS else 0)
             if not attempt.tell(number):
                 self.say("ended; the training keeps running, and the same command follows it again")
-                raise _Stopped(SIGNALLED + number)
+                raise _Stopped(SIGNAL_EXIT_BASE + number)
 
     def _beat(self) -> int:
         """Return the bytes of heartbeats so far, after checking the losses of new ones."""
@@ -235,12 +237,12 @@ class Supervision:
         """Test these nodes, and exclude bad ones from now on. Nodes that cannot be tested are used again."""
         noting = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
-            made = check(self.config, [nodes], wait_seconds=CHECK_SECONDS, seed=0)
+            made = check_nodes(self.config, [nodes], wait_seconds=CHECK_SECONDS, seed=0)
         except EvalspanError as error:
             self.say(f"{nodes} could not be checked, and may be used again: {error}")
             return
         except KeyboardInterrupt:
-            raise _Stopped(SIGNALLED + signal.SIGINT) from None
+            raise _Stopped(SIGNAL_EXIT_BASE + signal.SIGINT) from None
         finally:
             signal.signal(signal.SIGINT, noting)
         self._excluded += [node for node in made.exclude if node not in self._excluded]
@@ -251,14 +253,14 @@ class Supervision:
         """Report a line here and through `[notify]`."""
         self.say(line)
         step = self._step if self._newest else None
-        made = notify.training(line, str(self._newest or self.place), step, time.time())
+        made = notify.training_news(line, str(self._newest or self.place), step, time.time())
         self._news.tell(lambda: [made])
 
     def _wait(self, seconds: float) -> None:
         end = clock.now() + seconds
         while clock.now() < end:
-            if stops := [number for number in self._new_signals() if number in STOPS]:
-                raise _Stopped(SIGNALLED + stops[0])
+            if stops := [number for number in self._new_signals() if number in STOP_SIGNALS]:
+                raise _Stopped(SIGNAL_EXIT_BASE + stops[0])
             time.sleep(min(LOOK_SECONDS, seconds))
 
     def _new_signals(self) -> list[int]:
@@ -303,7 +305,7 @@ class Supervision:
         ):  # not there yet, or not ours: this work folder's are known
             place = self._folder / "supervise.lock"
         with ExitStack() as stack:
-            taken = stack.enter_context(locked(place, wait=0.0))
+            taken = stack.enter_context(hold_lock(place, wait=0.0))
             with suppress(OSError):  # another name of the same folder, as by a bind mount
                 folder = os.open(training, os.O_RDONLY | os.O_DIRECTORY)
                 stack.callback(os.close, folder)

@@ -40,14 +40,14 @@ TRACKERS: Mapping[str, str] = {
 }
 
 # usual names of a checkpoint folder, unsuitable as names of runs
-COMMON = frozenset({"checkpoint", "checkpoints", "ckpt", "ckpts", "snapshots"})
+COMMON_FOLDER_NAMES = frozenset({"checkpoint", "checkpoints", "ckpt", "ckpts", "snapshots"})
 
 
 def export_points(
     module: str, points: Iterable[Evaluation], out: Path, *, run: str | None = None, project: str = "evalspan"
 ) -> list[Path]:
     """Write a tracker run per training and suite, and return their paths. Raise OperatorError without the package."""
-    write: Tracker = importlib.import_module(module).write
+    write: Tracker = importlib.import_module(module).write_points
     return [write(rows, out.absolute(), name, project) for name, rows in runs_of(points, run).items()]
 
 
@@ -69,7 +69,7 @@ def _row(point: Evaluation) -> Row:
 def run_of(point: Evaluation, run: str | None = None) -> str:
     """Return `run` and the suite; by default the checkpoints' folder, or its parent if the folder has a usual name."""
     folder = Path(point.checkpoint).parent
-    if folder.name.lower() in COMMON and folder.parent.name:
+    if folder.name.lower() in COMMON_FOLDER_NAMES and folder.parent.name:
         folder = folder.parent
     return f"{run or folder.name or 'checkpoints'}-{point.suite}"
 
@@ -100,7 +100,7 @@ def values_of(point: Evaluation) -> dict[str, float]:
     return values
 
 
-def need(module: str, package: str, extra: str) -> Any:
+def import_package(module: str, package: str, extra: str) -> Any:
     """Import `module`. Raise OperatorError with the pip command if it is missing."""
     try:
         return importlib.import_module(module)

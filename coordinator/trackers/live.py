@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from pydantic import Field, ValidationError
 
-from coordinator.base.aside import Aside
+from coordinator.base.aside import SideProcess
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
 from coordinator.report.learning_curves import make_series
@@ -29,8 +29,8 @@ from coordinator.trackers import TRACKERS, export_points, run_of
 from evaljobs import log_lines
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import Record
-from evaljobs.contract.storage import locked, write_atomic
-from evaljobs.secret_values import scrubbed
+from evaljobs.contract.storage import hold_lock, write_atomic
+from evaljobs.secret_values import scrub_text
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 # File WORK_DIR/trackers/wandb/…: offline runs of W&B | the coordinator | by hand, once they are sent
 FOLDER = "trackers"  # below the work folder: the exports' log and lock, W&B's offline runs
 # File WORK_DIR/ID/trackers.json: which trackers have the scores, or why not | the coordinator | kept
-NOTE = "trackers.json"  # in an evaluation's folder
+NOTE_FILE = "trackers.json"  # in an evaluation's folder
 LIMIT_SECONDS = 600  # seconds after which an export is killed, in case a server never answers
 SETTINGS = {"work_dir", "trackers", "gpu_hour_price"}  # needed by the process
 CUT_SHORT = "the export ended before it was done"
@@ -84,12 +84,12 @@ def targets_of(config: Config) -> list[Target]:
 def read_note(paths: EvaluationPaths) -> Note:
     """Read the record of an evaluation; empty if the file is missing or damaged."""
     try:
-        return Note.model_validate_json((paths.root / NOTE).read_bytes())
+        return Note.model_validate_json((paths.root / NOTE_FILE).read_bytes())
     except (OSError, ValidationError):
         return Note()
 
 
-def failures(paths: EvaluationPaths) -> dict[str, str]:
+def tracker_failures(paths: EvaluationPaths) -> dict[str, str]:
     """Return tracker -> why it does not have this evaluation."""
     return {
         name: export.error for name, export in read_note(paths).trackers.items() if export.error is not None
@@ -99,7 +99,7 @@ def failures(paths: EvaluationPaths) -> dict[str, str]:
 def export_left(config: Config) -> list[str]:
     """Export to each target what it lacks, and return an error line for each failed run."""
     work = config.work_dir
-    with locked(work / FOLDER / "lock"):  # the export of a killed daemon may still be running
+    with hold_lock(work / FOLDER / "lock"):  # the export of a killed daemon may still be running
         # read before the results themselves
         ages = {file.parent.name: _age(file) for file in work.glob("*/results.json")}
         every = find_series(work, "*", mixed=True) if ages else []
@@ -141,7 +141,7 @@ def _try(target: Target, group: Sequence[Evaluation]) -> str | None:
         target.out.mkdir(parents=True, exist_ok=True)
         export_points(TRACKERS[target.tracker], group, target.out, project=target.project)
     except (Exception, SystemExit) as error:  # noqa: BLE001
-        lines = scrubbed(str(error), os.environ).strip().splitlines() or [""]
+        lines = scrub_text(str(error), os.environ).strip().splitlines() or [""]
         return f"{type(error).__name__}: {lines[0]}" if not isinstance(error, OperatorError) else lines[0]
     return None
 
@@ -156,7 +156,7 @@ def _write_notes(left: Iterable[tuple[EvaluationPaths, int]], target: Target, er
     for paths, age in left:
         export = Exported(results=age, error=error)
         note = Note(trackers={**read_note(paths).trackers, target.tracker: export})
-        write_atomic(paths.root / NOTE, note.model_dump_json(indent=1).encode())
+        write_atomic(paths.root / NOTE_FILE, note.model_dump_json(indent=1).encode())
 
 
 class Exporter:
@@ -165,7 +165,7 @@ class Exporter:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._wanted = bool(targets_of(config))
-        self._process = Aside("coordinator.trackers.live", config.work_dir / FOLDER / "export.log")
+        self._process = SideProcess("coordinator.trackers.live", config.work_dir / FOLDER / "export.log")
         self._asked = self._wanted  # true at the start: an earlier daemon may have left exports
 
     def ask(self) -> None:
@@ -201,7 +201,7 @@ class Exporter:
 def main() -> int:
     """Run the export process: 0 if every tracker has everything, otherwise 1."""
     signal.alarm(LIMIT_SECONDS)
-    log_lines.begin("%(levelname)s:%(name)s:%(message)s", level=logging.WARNING)
+    log_lines.begin_logging("%(levelname)s:%(name)s:%(message)s", level=logging.WARNING)
     errors = export_left(Config.model_validate_json(sys.stdin.buffer.read()))
     for error in errors:
         print(time.strftime("%Y-%m-%dT%H:%M:%S"), error, flush=True)  # noqa: T201 (its output is the log)

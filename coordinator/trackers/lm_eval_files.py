@@ -36,7 +36,7 @@ def plain_name(task: str) -> str:
     return slug(task) if "/" in task or "\0" in task else task
 
 
-def write(evaluation: Path, out: Path) -> list[Path]:
+def write_lm_eval_files(evaluation: Path, out: Path) -> list[Path]:
     """Write samples, then results, of the evaluation's folder below `out`; `out` names the results if it ends in .json."""
     paths = EvaluationPaths(evaluation)
     try:

@@ -12,17 +12,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from coordinator.trackers import Row, need
+from coordinator.trackers import Row, import_package
 
 TAG = "evalspan.run"
 
 
-def write(rows: Sequence[Row], out: Path, run: str, project: str) -> Path:
+def write_points(rows: Sequence[Row], out: Path, run: str, project: str) -> Path:
     """Write one run of experiment `project`, and return the store's folder."""
     # MLflow 3 requires this for a file store, the only store without a database.
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-    client_module = need("mlflow.tracking", "mlflow-skinny", "mlflow")
-    entities = need("mlflow.entities", "mlflow-skinny", "mlflow")
+    client_module = import_package("mlflow.tracking", "mlflow-skinny", "mlflow")
+    entities = import_package("mlflow.entities", "mlflow-skinny", "mlflow")
     client = client_module.MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or out.as_uri())
     experiment = client.get_experiment_by_name(project)
     experiment_id = experiment.experiment_id if experiment is not None else client.create_experiment(project)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coordinator.errors import OperatorError
-from coordinator.report.columns import documents
+from coordinator.report.columns import read_documents
 from coordinator.report.scores import Evaluation
-from evaljobs.contract.columns import packed
+from evaljobs.contract.columns import pack_columns
 from evaljobs.contract.paths import EvaluationPaths
 
 if TYPE_CHECKING:
@@ -24,7 +24,9 @@ def write_documents(work_dir: Path, points: Sequence[Evaluation], file: Path) ->
     import pyarrow as pa  # noqa: PLC0415 (other commands start without it)
     from pyarrow import parquet  # noqa: PLC0415
 
-    known = [point for point in points if documents(EvaluationPaths(work_dir / point.evaluation_id)).rows]
+    known = [
+        point for point in points if read_documents(EvaluationPaths(work_dir / point.evaluation_id)).rows
+    ]
     if not known:
         raise OperatorError("these evaluations have no documents: their samples were pruned")
     schema = pa.unify_schemas([_table(work_dir, point).schema for point in known])
@@ -42,7 +44,7 @@ def _table(work_dir: Path, point: Evaluation) -> pa.Table:
     import pyarrow as pa  # noqa: PLC0415
     from pyarrow import parquet  # noqa: PLC0415
 
-    content = packed(documents(EvaluationPaths(work_dir / point.evaluation_id)).parts())
+    content = pack_columns(read_documents(EvaluationPaths(work_dir / point.evaluation_id)).parts())
     table = parquet.read_table(pa.BufferReader(content)).combine_chunks()
     table = table.set_column(1, "task", table["task"].cast(pa.string()))
     table = table.add_column(0, "step", pa.array([point.step] * len(table), pa.int64()))

@@ -11,16 +11,16 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
-from coordinator.trackers import Row, need
+from coordinator.trackers import Row, import_package
 from evaljobs.contract.paths import slug
 
 SUFFIX = ".evalspan"
 
 
-def write(rows: Sequence[Row], out: Path, run: str, project: str) -> Path:  # noqa: ARG001 (TensorBoard has none)
+def write_points(rows: Sequence[Row], out: Path, run: str, project: str) -> Path:  # noqa: ARG001 (TensorBoard has none)
     """Write event files of one run in `out/run`, and return the run's folder."""
     loaders, event_pb2, summary_pb2, writers = (
-        need(f"tensorboard.{module}", "tensorboard", "tensorboard")
+        import_package(f"tensorboard.{module}", "tensorboard", "tensorboard")
         for module in (
             "backend.event_processing.event_file_loader",
             "compat.proto.event_pb2",

@@ -13,7 +13,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from coordinator.trackers import Row, need
+from coordinator.trackers import Row, import_package
 
 STEP = "training_step"
 
@@ -29,9 +29,9 @@ def _mark(row: Row) -> str:
     return f"{row.evaluation_id}/{digest}"
 
 
-def write(rows: Sequence[Row], out: Path, run: str, project: str) -> Path:
+def write_points(rows: Sequence[Row], out: Path, run: str, project: str) -> Path:
     """Write an offline run below `out/wandb`, or one on the server with WANDB_MODE=online, and return its folder."""
-    wandb = need("wandb", "wandb", "wandb")
+    wandb = import_package("wandb", "wandb", "wandb")
     started = wandb.init(
         project=project,
         name=run,

@@ -18,16 +18,16 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from coordinator.errors import OperatorError
-from coordinator.verdicts.paired import Paired, interval
+from coordinator.verdicts.paired import Paired, confidence_interval
 from evaljobs.contract.columns import DENSE, SUITE_MEAN
 from evaljobs.contract.specs import Record
 
 Outcome = Literal["pass", "regression", "missing", "undecidable", "not asked"]
-WORST: Sequence[Outcome] = ("regression", "missing", "undecidable", "not asked", "pass")
+WORST_FIRST: Sequence[Outcome] = ("regression", "missing", "undecidable", "not asked", "pass")
 Tier = Literal["critical", "supporting", "advisory"]
 Row = Mapping[str, Any]  # from a comparison, with verdicts
 Drop = Annotated[float, Field(ge=0)] | None
-BESIDE: Mapping[Tier, str] = {"critical": "", "supporting": "warning: ", "advisory": "advisory: "}
+TIER_PREFIX: Mapping[Tier, str] = {"critical": "", "supporting": "warning: ", "advisory": "advisory: "}
 
 
 class Rule(Record):
@@ -64,7 +64,7 @@ class Ruling:
 
     @property
     def line(self) -> str:
-        mark = "" if self.outcome == "pass" else BESIDE[self.tier]
+        mark = "" if self.outcome == "pass" else TIER_PREFIX[self.tier]
         score = f"{self.task} {self.metric.removesuffix(',none')}".rstrip()
         return f"{mark}{self.outcome}: {score}: {self.why}"
 
@@ -81,7 +81,9 @@ def is_named(rule: Rule, task: str, metric: str) -> bool:
     return fnmatchcase(task, rule.task) and rule.metric in (metric, own, *[None] * (which != DENSE))
 
 
-def judge(policy: Policy, rows: Sequence[Mapping[str, Any]], not_asked: Sequence[str] = ()) -> list[Ruling]:
+def judge_rows(
+    policy: Policy, rows: Sequence[Mapping[str, Any]], not_asked: Sequence[str] = ()
+) -> list[Ruling]:
     """Return rulings in the order of the rules and rows. `rows`: a comparison with the baseline, with verdicts; `not_asked`:
     tasks of the checkpoint.
 
@@ -116,7 +118,7 @@ def judge(policy: Policy, rows: Sequence[Mapping[str, Any]], not_asked: Sequence
 
 def outcome_of(rulings: Sequence[Ruling]) -> Outcome:
     """Return the worst outcome of the critical rules."""
-    return min((r.outcome for r in rulings if r.tier == "critical"), key=WORST.index, default="pass")
+    return min((r.outcome for r in rulings if r.tier == "critical"), key=WORST_FIRST.index, default="pass")
 
 
 def _is_missing(row: Row) -> bool:
@@ -153,7 +155,7 @@ def _judged(rule: Rule, row: Row, count: int) -> tuple[Outcome, str]:
     if drops or rule.max_relative_drop is not None:
         one = _difference(row)
         said.append(("undecidable", one) if isinstance(one, str) else _drop(one, min(drops), rule, count))
-    worst: Outcome = min((one for one, _ in said), key=WORST.index, default="pass")
+    worst: Outcome = min((one for one, _ in said), key=WORST_FIRST.index, default="pass")
     return worst, "; ".join(text for _, text in said) or f"{value:.4f}"
 
 
@@ -172,7 +174,10 @@ def _difference(row: Row) -> Paired | str:
 
 def _drop(one: Paired, limit: float, rule: Rule, count: int) -> tuple[Outcome, str]:
     """Judge a difference by its interval: the lower end passes, the upper one, corrected for `count` scores, fails."""
-    low, high = interval(one, rule.confidence)[0], interval(one, 1 - (1 - rule.confidence) / count)[1]
+    low, high = (
+        confidence_interval(one, rule.confidence)[0],
+        confidence_interval(one, 1 - (1 - rule.confidence) / count)[1],
+    )
     level = f"one-sided {100 * rule.confidence:g} %"
     level += f"; upper end: 1 of {count} scores, corrected" if count > 1 else ""
     text = f"{one.difference:+.4f}, from {low:+.4f} to {high:+.4f} ({level}), not below {-limit:+.4g}"

@@ -3,7 +3,7 @@
 Rule: one test decides. It is the paired t test; with clusters of documents (several questions of one passage) the t test of a
 mean with cluster-robust errors (CR2, with the degrees of freedom of the effective number of clusters); below FEW clusters or
 documents a randomisation of signs, which does not assume a normal distribution. McNemar's exact test is only shown beside it.
-All margins come from one function, `interval`. Sources: Miller, "Adding Error Bars to Evals" (2024); Bell and McCaffrey
+All margins come from one function, `confidence_interval`. Sources: Miller, "Adding Error Bars to Evals" (2024); Bell and McCaffrey
 (2002) and Carter, Schnepel and Steigerwald (2017) on clusters; Tango, "Equivalence test and confidence interval for the
 difference in proportions for the paired-sample design" (1998).
 """
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 ALPHA = 0.05  # of a verdict, after Benjamini-Hochberg over the leaf tasks of a comparison
 POWER = 0.8  # of the detectable difference
-FEW = 20  # with fewer clusters, or documents without clusters, signs are randomised
+FEW_CLUSTERS = 20  # with fewer clusters, or documents without clusters, signs are randomised
 # largest cluster's share of the documents that can be compared: beyond it, fewer than four effective clusters
-LARGEST = 0.5
-HALVINGS = 50  # of an interval's end, to 1e-15
+MAX_CLUSTER_SHARE = 0.5
+INTERVAL_HALVINGS = 50  # of an interval's end, to 1e-15
 
 Verdict = Literal["better", "worse", "no evidence"]
 
@@ -93,7 +93,7 @@ class Paired(NamedTuple):
         return {**known, **{name: getattr(self, name) for name in ("stderr", "p", "test", "mcnemar")}}
 
 
-def paired(before: Values, after: Values, clusters: Sequence[Any] | None = None) -> Paired | str:
+def compare_paired(before: Values, after: Values, clusters: Sequence[Any] | None = None) -> Paired | str:
     """Compare two checkpoints, or return why they cannot be compared.
 
     Arrays: one value per document, in the same order, without NaN; `clusters`: its cluster.
@@ -111,7 +111,7 @@ def paired(before: Values, after: Values, clusters: Sequence[Any] | None = None)
     else:
         _, groups = np.unique(np.asarray(clusters), return_inverse=True)
         shares = np.bincount(groups) / count
-        if shares.max() >= LARGEST:
+        if shares.max() >= MAX_CLUSTER_SHARE:
             return f"one cluster holds {shares.max():.0%} of the documents".replace("%", " %")
         sums, spread = (np.bincount(groups, weights=each) for each in (differences, differences - mean))
         degrees = float(1 / (shares @ shares) - 1)
@@ -120,12 +120,12 @@ def paired(before: Values, after: Values, clusters: Sequence[Any] | None = None)
     if all(np.isin(values, (0.0, 1.0)).all() for values in (before, after)):
         gained, lost = int((after > before).sum()), int((after < before).sum())
     span = float(max(before.max(), after.max()) - min(before.min(), after.min()))
-    signs = _signs(sums) if len(sums) < FEW else None
+    signs = _signs(sums) if len(sums) < FEW_CLUSTERS else None
     number = None if clusters is None else len(sums)
     return Paired(count, mean, variance, degrees, span, gained, lost, number, signs)
 
 
-def pooled(parts: Sequence[Paired], weights: Sequence[float] | None = None) -> Paired:
+def pool_differences(parts: Sequence[Paired], weights: Sequence[float] | None = None) -> Paired:
     """Compare the mean of several tasks' scores, given at least one difference in `parts`.
 
     `weights`: of the tasks in the mean, with sum 1; None: equal. Tasks are independent, so variances add up, and the degrees
@@ -150,7 +150,7 @@ def pooled(parts: Sequence[Paired], weights: Sequence[float] | None = None) -> P
     )
 
 
-def interval(one: Paired, confidence: float) -> tuple[float, float]:
+def confidence_interval(one: Paired, confidence: float) -> tuple[float, float]:
     """Return both ends of a difference's interval, each with the one-sided `confidence`.
 
     For 0/1 metrics, Tango's score interval with Student's quantile, which holds for few documents and flips, using the number
@@ -172,7 +172,7 @@ def interval(one: Paired, confidence: float) -> tuple[float, float]:
 def _lowest(gained: float, lost: float, count: float, quantile: float) -> float:
     """Return the lower end of Tango's interval: the smallest difference whose score is within `quantile` of the observed one."""
     low, high = -1.0, (gained - lost) / count
-    for _ in range(HALVINGS):
+    for _ in range(INTERVAL_HALVINGS):
         middle = (low + high) / 2
         slope = gained + lost - middle * (2 * count - gained + lost)
         root = math.sqrt(max(0.0, slope**2 + 8 * count * lost * middle * (1 - middle)))
@@ -205,7 +205,7 @@ def _signs(sums: Values) -> float:
     return float((drawn >= abs(float(sums.sum())) - rounding).mean())
 
 
-def verdicts(found: Sequence[tuple[Paired, bool]]) -> list[tuple[Verdict, float, float | None]]:
+def adjusted_verdicts(found: Sequence[tuple[Paired, bool]]) -> list[tuple[Verdict, float, float | None]]:
     """Return (verdict, adjusted p, detectable difference) of each leaf task and metric of a comparison.
 
     `found`: with whether higher is better. Benjamini-Hochberg: on average at most ALPHA of the verdicts "better" and "worse"

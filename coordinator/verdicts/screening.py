@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal
 
-from coordinator.verdicts.paired import ALPHA, POWER, interval, paired
+from coordinator.verdicts.paired import ALPHA, POWER, compare_paired, confidence_interval
 from evaljobs.contract.specs import ScreenOptions
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ WORST_FLIPS = (
 EXPECTED_FLIPS = (
     0.1  # share of documents whose answer differs between neighbouring checkpoints, where it is not known
 )
-FEWEST = 30  # documents asked, below which there is no verdict but of the whole set
-UNSEEN = 2.0  # documents that differ by `span`, added to those asked and to those left: rare flips are not told to be none
+MIN_DOCUMENTS = 30  # documents asked, below which there is no verdict but of the whole set
+UNSEEN_DOCUMENTS = 2.0  # documents that differ by `span`, added to those asked and to those left: rare flips are not told to be none
 OVERSHOOT = 0.5826  # standard deviations of a step by which a sum of steps crosses a line, on average
 
 
@@ -107,7 +107,7 @@ def _drawn(seed: int, kind: str, number: int) -> float:
     return int.from_bytes(digest, "big") / 2**64
 
 
-def judge(
+def judge_screening(
     differences: Values,
     documents: int,
     question: Question,
@@ -134,7 +134,9 @@ def judge(
         nothing = {"difference": math.nan, "low": -math.inf, "high": math.inf}
         return Answer(verdict="open", asked=0, documents=documents, **nothing)
     mean = float(differences.mean())
-    variance = float(((differences - mean) ** 2).mean()) + UNSEEN * span**2 / max(1, min(asked, left))
+    variance = float(((differences - mean) ** 2).mean()) + UNSEEN_DOCUMENTS * span**2 / max(
+        1, min(asked, left)
+    )
     size, before = (
         count / (1 - count / documents) for count in (min(asked, documents - 1), max(0, asked - apart))
     )
@@ -145,7 +147,7 @@ def judge(
 
     half, sure = reach(ALPHA), reach(2 * question.level)
     verdict: ScreenVerdict = "open"
-    if asked >= FEWEST or not left:
+    if asked >= MIN_DOCUMENTS or not left:
         if mean - sure >= -question.max_drop:
             verdict = "not worse"
         elif mean + sure < -question.max_drop and _is_no_chance(differences, left, question, apart, clusters):
@@ -158,11 +160,11 @@ def _is_no_chance(
     differences: Values, left: int, question: Question, apart: int, clusters: Sequence[Any] | None
 ) -> bool:
     """Whether a drop is larger than the choice of the set's documents explains; of a whole set as `gate` says it."""
-    one = paired(0 * differences, differences, clusters)
+    one = compare_paired(0 * differences, differences, clusters)
     if isinstance(one, str):
         return False
     if not left:
-        return interval(one, 1 - question.level)[1] < 0
+        return confidence_interval(one, 1 - question.level)[1] < 0
     size = one.documents
     reach = _reach(size, max(0, size - apart), 2 * question.level, _sharpest(question))
     return one.difference + reach * one.stderr * math.sqrt(size) < 0

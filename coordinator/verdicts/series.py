@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from coordinator.verdicts.paired import Values
 
 ALPHA = 0.05  # of any false "worse", over all scores and the whole horizon
-FEWEST = 6  # earlier checkpoints needed for a verdict
-LEVEL = 8  # earlier checkpoints in the robust mean that a single one is compared with
+MIN_CHECKPOINTS = 6  # earlier checkpoints needed for a verdict
+LEVEL_CHECKPOINTS = 8  # earlier checkpoints in the robust mean that a single one is compared with
 LEVEL_OF_MANY = 64  # earlier checkpoints, at most, in the mean that a long window is compared with
-TRIMMED = 1.2  # variance of a robust mean relative to that of the mean
-SPREAD = 100  # earlier differences in the robust variance
-APART = 4  # checkpoints between the ends of the longer differences
-ALIKE = 0.6  # correlation of neighbours' scatter up to which false verdicts stay within ALPHA
-GROWTH = 1.25  # ratio of successive window lengths
-NEAR = 10  # earlier checkpoints, at least, in which a change is dated
-WIDER = 1.4  # factor of the robust variance, to allow for its own error
-CUT = 0.2  # share of the largest differences that count as no larger than the others
-DEGREES = 1.5  # of freedom of the robust variance, per difference
-LOOKS = 2.0  # independent tests equivalent to the tests of one checkpoint
+TRIMMED_VARIANCE = 1.2  # variance of a robust mean relative to that of the mean
+SPREAD_DIFFERENCES = 100  # earlier differences in the robust variance
+LONG_DIFFERENCE = 4  # checkpoints between the ends of the longer differences
+MAX_CORRELATION = 0.6  # correlation of neighbours' scatter up to which false verdicts stay within ALPHA
+WINDOW_GROWTH = 1.25  # ratio of successive window lengths
+MIN_DATING_WINDOW = 10  # earlier checkpoints, at least, in which a change is dated
+VARIANCE_FACTOR = 1.4  # factor of the robust variance, to allow for its own error
+CLIPPED_SHARE = 0.2  # share of the largest differences that count as no larger than the others
+DEGREES_OF_FREEDOM = 1.5  # of freedom of the robust variance, per difference
+INDEPENDENT_TESTS = 2.0  # independent tests equivalent to the tests of one checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Worse:
     mean: float  # of the earlier checkpoints
 
 
-Spread = tuple["Values", "Values"]  # as from `variances`
+Spread = tuple["Values", "Values"]  # as from `difference_variances`
 
 
 def yardsticks(values: Values, sampling: Values, spread: Spread | None = None) -> tuple[Values, Values]:
@@ -59,13 +59,16 @@ def yardsticks(values: Values, sampling: Values, spread: Spread | None = None) -
     first FEWEST.
 
     Arrays: (…, checkpoints). `sampling`: variance of the mean paired difference from the previous checkpoint; the first is
-    unused. `spread`: from `variances`, if known.
+    unused. `spread`: from `difference_variances`, if known.
     """
     import numpy as np  # noqa: PLC0415 (other commands start without it)
 
-    means, (documents, scatter) = np.full_like(values, np.nan), spread or variances(values, sampling)
-    for now in range(FEWEST, values.shape[-1]):
-        means[..., now] = _level(values[..., max(0, now - LEVEL) : now])
+    means, (documents, scatter) = (
+        np.full_like(values, np.nan),
+        spread or difference_variances(values, sampling),
+    )
+    for now in range(MIN_CHECKPOINTS, values.shape[-1]):
+        means[..., now] = _level(values[..., max(0, now - LEVEL_CHECKPOINTS) : now])
     return means, np.sqrt(documents + scatter)
 
 
@@ -77,20 +80,22 @@ def _level(values: Values) -> Values:
     return np.sort(values, -1)[..., cut : values.shape[-1] - cut].mean(-1)  # type: ignore[no-any-return]
 
 
-def variances(values: Values, sampling: Values) -> Spread:
+def difference_variances(values: Values, sampling: Values) -> Spread:
     """Return variances of a difference from an earlier checkpoint: of documents, of checkpoints. NaN for the first FEWEST."""
     import numpy as np  # noqa: PLC0415
 
     documents, scatter = np.full_like(values, np.nan), np.full_like(values, np.nan)
-    for now in range(FEWEST, values.shape[-1]):
-        first = max(0, now - 1 - SPREAD)
+    for now in range(MIN_CHECKPOINTS, values.shape[-1]):
+        first = max(0, now - 1 - SPREAD_DIFFERENCES)
         before = values[..., first:now]
         spread = _robust(np.diff(before), first)
-        if now >= FEWEST + APART:
-            spread = np.maximum(spread, _robust(before[..., APART:] - before[..., :-APART], first))
+        if now >= MIN_CHECKPOINTS + LONG_DIFFERENCE:
+            spread = np.maximum(
+                spread, _robust(before[..., LONG_DIFFERENCE:] - before[..., :-LONG_DIFFERENCE], first)
+            )
         known = sampling[..., first + 1 : now].mean(-1)
         documents[..., now] = np.maximum(sampling[..., now], known)  # few flips do not mean a small variance
-        scatter[..., now] = np.maximum(0, WIDER * spread - known)
+        scatter[..., now] = np.maximum(0, VARIANCE_FACTOR * spread - known)
     return documents, scatter
 
 
@@ -101,7 +106,7 @@ def _robust(differences: Values, first: int) -> Values:
     import numpy as np  # noqa: PLC0415
 
     count = differences.shape[-1]
-    kept = count - math.ceil(CUT * count)
+    kept = count - math.ceil(CLIPPED_SHARE * count)
     trend, inverse = _trend(first, count)
     squares = np.sort((differences - (differences @ trend) @ inverse) ** 2, -1)
     total = squares[..., :kept].sum(-1) + (count - kept) * squares[..., kept - 1]
@@ -132,7 +137,7 @@ def _limit(level: float, steps: int) -> float:
     """Return the drop, in standard errors, that chance shows at one checkpoint with probability `level`."""
     from scipy import special  # noqa: PLC0415
 
-    return -float(special.stdtrit(DEGREES * steps, level / LOOKS)) * (1 + 1 / steps)
+    return -float(special.stdtrit(DEGREES_OF_FREEDOM * steps, level / INDEPENDENT_TESTS)) * (1 + 1 / steps)
 
 
 @cache
@@ -143,21 +148,23 @@ def _windows(since: int, count: int) -> tuple[Values, Values, Values, Values]:
     import numpy as np  # noqa: PLC0415
 
     lengths = [1]
-    while (longer := max(lengths[-1] + 1, int(lengths[-1] * GROWTH))) <= count - since:
+    while (longer := max(lengths[-1] + 1, int(lengths[-1] * WINDOW_GROWTH))) <= count - since:
         lengths.append(longer)
     size = np.array(lengths)
-    before = np.minimum(since, np.clip(2 ** np.floor(np.log2(2 * size)).astype(int), LEVEL, LEVEL_OF_MANY))
-    faded, faded_before, rest = 1 - ALIKE**size, 1 - ALIKE**before, 1 - ALIKE
+    before = np.minimum(
+        since, np.clip(2 ** np.floor(np.log2(2 * size)).astype(int), LEVEL_CHECKPOINTS, LEVEL_OF_MANY)
+    )
+    faded, faded_before, rest = 1 - MAX_CORRELATION**size, 1 - MAX_CORRELATION**before, 1 - MAX_CORRELATION
     after, level = (
-        (1 + ALIKE - 2 * ALIKE * left / (n * rest)) / (n * rest)
+        (1 + MAX_CORRELATION - 2 * MAX_CORRELATION * left / (n * rest)) / (n * rest)
         for n, left in ((size, faded), (before, faded_before))
     )
-    shared = ALIKE * faded * faded_before / (size * before * rest**2)
-    scatter = (after + TRIMMED * level - 2 * shared) / (2 * (1 - ALIKE**APART))
-    return size, before, (1 / size + TRIMMED / before) / 2, scatter
+    shared = MAX_CORRELATION * faded * faded_before / (size * before * rest**2)
+    scatter = (after + TRIMMED_VARIANCE * level - 2 * shared) / (2 * (1 - MAX_CORRELATION**LONG_DIFFERENCE))
+    return size, before, (1 / size + TRIMMED_VARIANCE / before) / 2, scatter
 
 
-def heights(values: Values, sampling: Values, level: float) -> Values:
+def cusum_heights(values: Values, sampling: Values, level: float) -> Values:
     """Return the height of each checkpoint's CUSUM: above 1 means "worse". Arrays as in `yardsticks`.
 
     `level`: probability of exceeding it at one checkpoint by chance.
@@ -172,11 +179,11 @@ def _scan(
     import numpy as np  # noqa: PLC0415
 
     found, longest = np.full_like(values, np.nan), np.ones_like(values)
-    documents, scatter = spread or variances(values, sampling)
+    documents, scatter = spread or difference_variances(values, sampling)
     one = np.sqrt(documents + scatter)
     one[one == 0] = np.inf
     sums, count = np.cumsum(values, -1), values.shape[-1]
-    for since in range(FEWEST, count):
+    for since in range(MIN_CHECKPOINTS, count):
         size, before, known, jitter = _windows(since, count)
         last: Any = since + size - 1
         levels = {n: _level(values[..., since - n : since]) for n in {*before.tolist()}}
@@ -187,14 +194,16 @@ def _scan(
         high = fall / errors
         step = values[..., since - 1] - values[..., since]
         high[..., 0] = np.maximum(high[..., 0], step / one[..., since])
-        high /= _limit(level, min(since - 1, SPREAD))
+        high /= _limit(level, min(since - 1, SPREAD_DIFFERENCES))
         higher = ~(high <= found[..., last])
         found[..., last] = np.where(higher, high, found[..., last])
         longest[..., last] = np.where(higher, size, longest[..., last])
     return found, longest
 
 
-def worse(values: Values, sampling: Values, level: float, spread: Spread | None = None) -> list[list[Worse]]:
+def find_worse(
+    values: Values, sampling: Values, level: float, spread: Spread | None = None
+) -> list[list[Worse]]:
     """Return verdicts on each of several series, in order. Arrays: (series, checkpoints). `spread`: as in `yardsticks`.
 
     After a verdict the series starts over at its change point.
@@ -208,7 +217,7 @@ def worse(values: Values, sampling: Values, level: float, spread: Spread | None 
             found = start + int(over[0])
             change = _change(values[i, start : found + 1], int(longest[over[0]]))
             since, low, last = (start + place for place in change)
-            mean = float(_level(values[i, start:since][-LEVEL:]))
+            mean = float(_level(values[i, start:since][-LEVEL_CHECKPOINTS:]))
             said[i].append(Worse(found=found, since=since, low=low, high=last, mean=mean))
             start = since
             high, longest = _scan(values[i, start:], sampling[i, start:], level)
@@ -223,9 +232,9 @@ def _change(values: Values, size: int) -> tuple[int, int, int]:
     import numpy as np  # noqa: PLC0415
 
     count = len(values)
-    near = max(NEAR, 2 * size)
-    first = max(0, count - LEVEL - near)
-    places = range(max(FEWEST, count - near), count)
+    near = max(MIN_DATING_WINDOW, 2 * size)
+    first = max(0, count - LEVEL_CHECKPOINTS - near)
+    places = range(max(MIN_CHECKPOINTS, count - near), count)
     parts = [(values[first:place], values[place:]) for place in places]
     squares = np.array([sum(float(((p - p.mean()) ** 2).sum()) for p in both) for both in parts])
     squares[[before.mean() <= after.mean() for before, after in parts]] = np.inf

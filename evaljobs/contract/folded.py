@@ -59,7 +59,7 @@ def file_size(path: Path) -> int:
         return _member(path)[1].file_size
 
 
-def exists(path: Path) -> bool:
+def file_exists(path: Path) -> bool:
     """Return whether such a file exists, loose or archived; False if the archive is damaged."""
     with contextlib.suppress(OSError):
         return file_size(path) >= 0
@@ -75,11 +75,13 @@ def files_in(folder: Path, pattern: str = "*") -> list[Path]:
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
         names |= {entry.name for entry in entries if not entry.is_dir(follow_symlinks=False)}
     prefix = f"{folder.name}/"
-    names |= {n.removeprefix(prefix) for n in members(archive_of(folder.parent)) if n.startswith(prefix)}
+    names |= {
+        n.removeprefix(prefix) for n in archive_members(archive_of(folder.parent)) if n.startswith(prefix)
+    }
     return [folder / n for n in sorted(names) if not n.startswith(".") and fnmatch.fnmatchcase(n, pattern)]
 
 
-def members(archive: Path) -> Mapping[str, zipfile.ZipInfo]:
+def archive_members(archive: Path) -> Mapping[str, zipfile.ZipInfo]:
     """Return the members of an archive by name; empty if there is no archive. Raise OSError (EIO) if it is damaged."""
     try:
         there = archive.stat()
@@ -106,7 +108,7 @@ def _errors_of(archive: Path) -> Iterator[None]:
 def _member(path: Path) -> tuple[Path, zipfile.ZipInfo]:
     """Return the archive that contains the file of this path, and its entry there; errors as in `open_file`."""
     archive = archive_of(path.parent.parent)
-    if info := members(archive).get(f"{path.parent.name}/{path.name}"):
+    if info := archive_members(archive).get(f"{path.parent.name}/{path.name}"):
         return archive, info
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
 

@@ -18,16 +18,16 @@ Blocks = tuple[tuple[int, ...], ...]
 """Documents of a leaf task in the order in which they are asked, a tuple from one look to the next."""
 
 
-DEFERRED = ConfigDict(defer_build=True)  # schemas are built on first use, so that commands start sooner
+DEFERRED_BUILD = ConfigDict(defer_build=True)  # schemas are built on first use, so that commands start sooner
 
 
 class Record(BaseModel):
     """Base of all records that cross a process. Floats are finite: JSON has no NaN."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, **DEFERRED)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, **DEFERRED_BUILD)
 
 
-class Kept(Record):
+class StateRecord(Record):
     """A file of current state, rewritten by each version: unknown fields are ignored.
 
     A newer version may add fields with a default. All other records with unknown fields are refused, since one may decide a
@@ -217,7 +217,7 @@ class JudgeJob(Record):
 # --- request sets --------------------------------------------------------------------------------------------------
 
 
-class RequestSetManifest(Kept):
+class RequestSetManifest(StateRecord):
     """A leaf task's tokenised requests. Written last: a set with a manifest is complete.
 
     `key` is the request digest. It covers everything that decides an answer besides the weights: the requests with their
@@ -240,7 +240,7 @@ class RequestSetManifest(Kept):
     prompt_tokens: int  # over all turns; answers in later prompts count at their cap
 
 
-class EntryManifest(Kept):
+class EntryManifest(StateRecord):
     """All leaves of a suite entry are built: leaf task -> folder below its own. Written last.
 
     `shown`: name of a file beside this one, path -> digest of what the build opened and imported
@@ -253,7 +253,7 @@ class EntryManifest(Kept):
     shown: str = ""  # "": from a version that did not record it; such sets are rebuilt
 
 
-class BatchIndex(Kept):
+class BatchIndex(StateRecord):
     """A request set's batches in one cut (`names.Cut`), in execution order. Position i is batch i.
 
     `offsets[i]..offsets[i+1]` are the bytes of batch i in the batch file (len(offsets) = batches + 1). `prefill_tokens` are
@@ -419,4 +419,4 @@ class ScoreSpec(Record):
 
 _AnySpec = BuildSpec | ConvertSpec | StageSpec | TrialSpec | HostSpec | ExecuteSpec | ScoreSpec
 Spec = Annotated[_AnySpec, Field(discriminator="kind")]
-SPEC: TypeAdapter[_AnySpec] = TypeAdapter(Spec, config=DEFERRED)
+SPEC: TypeAdapter[_AnySpec] = TypeAdapter(Spec, config=DEFERRED_BUILD)

@@ -18,7 +18,7 @@ from evaljobs.contract.specs import FrameRef, ModelOptions
 from evaljobs.contract.storage import FrameError, read_frame
 from evaljobs.errors import JobError, OperatorError
 from evaljobs.lmeval.batches import Piece, RequestsHead
-from evaljobs.lmeval.deadline import LateError, deadline
+from evaljobs.lmeval.deadline import LateError, task_deadline
 from evaljobs.lmeval.result_keys import instances_digest
 from evaljobs.lmeval.run import RequestsBuiltError
 
@@ -78,7 +78,7 @@ def check_whole(head: RequestsHead, answers: Sequence[Any]) -> None:
         )
 
 
-def only(leaf: Answers, pieces: Iterable[Piece], documents: Collection[int]) -> Answers:
+def restrict_answers(leaf: Answers, pieces: Iterable[Piece], documents: Collection[int]) -> Answers:
     """The answers of these documents; others have blanks, whose scores the caller drops. ReplayError where one lacks an answer."""
     blanks = {"loglikelihood": (0.0, False), "loglikelihood_rolling": 0.0}
     wanted, answers = set(documents), list(leaf.answers)
@@ -186,7 +186,7 @@ class ChatTemplate:
         import jinja2  # noqa: PLC0415
 
         def rendered(messages: list[dict[str, str]]) -> str:
-            with deadline(TEMPLATE_SECONDS):
+            with task_deadline(TEMPLATE_SECONDS):
                 return str(
                     self.tokenizer.apply_chat_template(
                         messages,

@@ -28,7 +28,7 @@ def tokens_of(part: list[int] | str) -> list[int]:
     return part
 
 
-def shared(one: Sequence[int], other: Sequence[int]) -> int:
+def common_prefix_length(one: Sequence[int], other: Sequence[int]) -> int:
     """Return the length of the longest common beginning, by bisection, since slices compare faster than loops."""
     low, high = 0, min(len(one), len(other))
     if one[:high] == other[:high]:
@@ -42,13 +42,15 @@ def shared(one: Sequence[int], other: Sequence[int]) -> int:
     return low
 
 
-def size(ordered: Sequence[Sequence[int]]) -> int:
+def trie_size(ordered: Sequence[Sequence[int]]) -> int:
     """Count the tokens of a row if each sequence shares what it can with the previous one.
 
     For sorted sequences: the nodes of their trie, the fewest tokens to compute.
     """
     first = len(ordered[0]) if ordered else 0
-    return first + sum(len(after) - shared(before, after) for before, after in pairwise(ordered))
+    return first + sum(
+        len(after) - common_prefix_length(before, after) for before, after in pairwise(ordered)
+    )
 
 
 class Branch(NamedTuple):
@@ -67,14 +69,14 @@ class Branch(NamedTuple):
         return self.start + len(self.path) - self.shared
 
 
-def layout(ordered: Sequence[Sequence[int]]) -> list[Branch]:
+def lay_out_trie(ordered: Sequence[Sequence[int]]) -> list[Branch]:
     """Lay out the trie of sequences in one row: each shares what it can with the previous one."""
     branches: list[Branch] = []
     path: list[int] = []
     before: Sequence[int] = ()
     used = 0
     for sequence in ordered:
-        common = shared(before, sequence)
+        common = common_prefix_length(before, sequence)
         end = used + len(sequence) - common
         path = [*path[:common], *range(used, end)]
         branches.append(Branch(common, used, path))

@@ -18,7 +18,7 @@ from coordinator.evaluation.footprint import (
     GB,
     SHORTEST_LIMIT_SECONDS,
     GpuNeed,
-    asked,
+    job_resources,
     loaded_bytes,
     precursor_memory_mb,
     trial_limit_seconds,
@@ -143,8 +143,8 @@ def test_memory_that_jobs_ask_for_follows_the_weights_and_a_setting_stands(store
     own = (stored if device else min(largest, stored)) * (2 if wide else 1)
     assert 0 <= trial_memory_mb(plain) - BASE_MEMORY_MB - own // (1 << 20) <= 1
     assert precursor_memory_mb(plain) << 20 > stored
-    assert asked("build", plain.options)["memory_mb"] == BASE_MEMORY_MB
-    assert trial_memory_mb(kept) == asked("build", kept.options)["memory_mb"] == 123
+    assert job_resources("build", plain.options)["memory_mb"] == BASE_MEMORY_MB
+    assert trial_memory_mb(kept) == job_resources("build", kept.options)["memory_mb"] == 123
 
 
 # --- engines and secrets -----------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ def with_engine(engine, batch_size, **options):
 )
 def test_auto_starts_no_trial_to_probe_an_engine_that_chooses_its_batches(engine, given, begins_with):
     """Its requests are planned in batches of a fixed size, from the start on."""
-    state, _ = machine.start(ev.Accepted(at=0.0, record=with_engine(engine, given)))
+    state, _ = machine.start_evaluation(ev.Accepted(at=0.0, record=with_engine(engine, given)))
     assert state.batch_size == begins_with
 
 
@@ -180,7 +180,9 @@ def test_trials_ask_for_their_engines_memory_and_other_jobs_do_not():
 
 def limit_of(work, load, lanes, most, attempt=0):
     """Seconds that a trial asks for."""
-    state, _ = machine.start(ev.Accepted(at=0.0, record=record(trial={"time_limit": slurm_time(most)})))
+    state, _ = machine.start_evaluation(
+        ev.Accepted(at=0.0, record=record(trial={"time_limit": slurm_time(most)}))
+    )
     state.plan.work_seconds_95, state.plan.load_seconds_95 = work, load
     state.nodes.by_name = {"n1": NodeUse(name="n1", lanes=lanes, status="ready")}
     state.trials.on_lane = {"n1/0": attempt}

@@ -21,7 +21,7 @@ from coordinator.evaluation.footprint import MAX_DOUBLINGS
 from coordinator.evaluation.job_ends import MAX_DEATHS, MAX_DEATHS_IN_A_ROW
 from coordinator.evaluation.records import Inputs
 from coordinator.evaluation.state import HELD_SECONDS, MAX_HELD_SECONDS
-from coordinator.runtime.detect import FORGOTTEN
+from coordinator.runtime.detect import FORGOTTEN_JOB_TRIES
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.specs import Sources, TaskEntry
 
@@ -93,7 +93,7 @@ def once_each(world):
 
 
 def bounded(world):
-    assert max(world.enqueued.values()) <= FORGOTTEN.limit
+    assert max(world.enqueued.values()) <= FORGOTTEN_JOB_TRIES.limit
     assert not world.state.ending.reason
 
 

@@ -21,7 +21,7 @@ def begun(leaves):
     suite = whole.suite.model_copy(update={"mode": "screen", "screen": ScreenOptions()})
     whole = whole.model_copy(update={"suite": suite, "screening": Screening(reference="r", order="aaaaaaaa")})
     accepted = ev.Accepted(at=0.0, record=whole, code="")
-    state, _ = machine.start(accepted)
+    state, _ = machine.start_evaluation(accepted)
     sets = {f"leaf{i}": f"/sets/{i}" for i in range(len(leaves))}
     planned = [
         ev.PlannedLeaf(
@@ -46,7 +46,7 @@ def begun(leaves):
         ),
     ]  # fmt: skip
     for event in journal:
-        machine.apply(state, event)
+        machine.apply_event(state, event)
     return state, [accepted, *journal]
 
 
@@ -73,7 +73,7 @@ def test_a_look_is_at_a_whole_prefix_and_an_answer_withdraws_what_is_not_done(si
 
     def take(event):
         journal.append(event)
-        return list(machine.apply(state, event))
+        return list(machine.apply_event(state, event))
 
     for shard in data.draw(st.permutations(sorted(place))):
         if entry.terminal:
@@ -87,7 +87,7 @@ def test_a_look_is_at_a_whole_prefix_and_an_answer_withdraws_what_is_not_done(si
             assert not list(screening.looks_due(state, 4.0))  # one look at a time
             outcome = Scored(name=event.name, entry=0, result_file="f", seconds=1.0)
             assert take(ev.OutcomeSeen(at=5.0, outcome=outcome)) == [JudgeScreen(entry=0, result_file="f")]
-            assert screening.restarted(state) == [JudgeScreen(entry=0, result_file="f")]
+            assert screening.judge_again(state) == [JudgeScreen(entry=0, result_file="f")]
             settled = event.blocks >= settles or not done
             actions = take(judged(0, event.blocks, settled=settled))
             left = {s for s in place if state.shards.by_name[s].frame is None}
@@ -97,9 +97,9 @@ def test_a_look_is_at_a_whole_prefix_and_an_answer_withdraws_what_is_not_done(si
     assert entry.status == "scored"
     assert state.shards.todo == 0
     assert not any(shards.is_to_do(state, shard) for shard in place)
-    again, _ = machine.start(journal[0])
+    again, _ = machine.start_evaluation(journal[0])
     for event in journal[1:]:
-        machine.apply(again, event)
+        machine.apply_event(again, event)
     assert (again.entries, again.shards) == (state.entries, state.shards)
 
 
@@ -107,13 +107,13 @@ def test_a_shard_that_turned_out_unreadable_during_a_look_is_asked_again():
     """The answer of that look counts for nothing: its documents are not those on disk."""
     state, _ = begun([[[0], [1]]])
     first, second = state.shards.leaves["leaf0"].planned.shards
-    machine.apply(state, ev.ShardsDumped(at=3.0, shards=((first, FRAME),)))
+    machine.apply_event(state, ev.ShardsDumped(at=3.0, shards=((first, FRAME),)))
     (look,) = screening.looks_due(state, 4.0)
-    machine.apply(state, look)
-    machine.apply(
+    machine.apply_event(state, look)
+    machine.apply_event(
         state, ev.OutcomeSeen(at=5.0, outcome=Scored(name=look.name, entry=0, result_file="f", seconds=1.0))
     )
-    machine.apply(state, ev.ShardCorrupted(at=6.0, shard=first, error="torn"))
-    assert list(machine.apply(state, judged(0, 1, settled=True))) == []
+    machine.apply_event(state, ev.ShardCorrupted(at=6.0, shard=first, error="torn"))
+    assert list(machine.apply_event(state, judged(0, 1, settled=True))) == []
     assert state.entries[0].status == "built"
     assert {first, second} == {s for s in (first, second) if shards.is_to_do(state, s)}

@@ -18,7 +18,7 @@ from support.toys import toy_model as tiny
 
 import evalspan
 from coordinator.errors import OperatorError
-from coordinator.runtime.journal import read_events, replayed
+from coordinator.runtime.journal import read_events, replayed_state
 from evaljobs.contract.paths import EvaluationPaths
 
 pytestmark = pytest.mark.model
@@ -139,7 +139,7 @@ def test_a_screen_stops_once_its_question_is_answered(training, screened):
         dumped = {shard for e in events if e.kind == "shards-dumped" for shard, _ in e.shards}
         planned = {shard for e in events if e.kind == "planned" for leaf in e.leaves for shard in leaf.shards}
         assert len(dumped) <= 7 < len(planned) == 20
-        assert replayed(iter(events)).entries[0].screened.asked == one["asked"]
+        assert replayed_state(iter(events)).entries[0].screened.asked == one["asked"]
 
 
 def test_a_screen_is_mixed_with_no_full_score(training, screened, monkeypatch):

@@ -84,7 +84,7 @@ class Bench:
 
     def opened(self):
         """RQ's own queue."""
-        client = redis_client.client(redis_client.read(self.work.redis_address))
+        client = redis_client.make_client(redis_client.read_address(self.work.redis_address))
         return Queue(redis_client.metric_queue(self.evaluation), connection=client, serializer=JSONSerializer)
 
     def gone(self, name):

@@ -1,6 +1,6 @@
 """The table of evaluations in a terminal: a row each, notes below, and tasks and lanes of running ones. Pure.
 
-Rule: reads only `Shown`. Words instead of codes; no id, figure or command is cut, and what has no space is counted. `status`
+Rule: reads only `EvaluationView`. Words instead of codes; no id, figure or command is cut, and what has no space is counted. `status`
 prints it; `watch`, `eval` and the daemon redraw it.
 """
 
@@ -16,13 +16,13 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from coordinator.base.clock import SKEW_SECONDS
-from coordinator.base.words import about, by_reason, clock_time, first_of, seconds
-from coordinator.cli.screen.standing import Shown, back_in, held_jobs, seconds_left
+from coordinator.base.words import by_reason, clock_time, first_of, format_estimate, format_seconds
+from coordinator.cli.screen.standing import EvaluationView, back_off_seconds_left, held_jobs, seconds_left
 from coordinator.report.scores import ScoreValue
 from coordinator.report.tables import Parts, Sheet
-from coordinator.runtime.summary import PAUSED, STOPPED, Lane, Summary
+from coordinator.runtime.summary import PAUSED, STOPPED_ADVICE, Lane, Summary
 
-HEADS = (
+COLUMN_HEADS = (
     "evaluation",
     "step",
     "checkpoint",
@@ -43,14 +43,16 @@ LEAST_LINES = 3  # minimum for the details of an evaluation
 STYLES = {"inferring": "green", "pending": "dim", "no shard": "dim"}
 
 
-def board(found: Sequence[Shown], now: float, *, whole: bool = False) -> Iterator[RenderableType]:
+def evaluation_table(
+    found: Sequence[EvaluationView], now: float, *, whole: bool = False
+) -> Iterator[RenderableType]:
     """Yield a row per evaluation; below the table, what they wait for and their errors. `whole`: include overcome failures."""
-    sheet = Sheet("", *HEADS, without=[IN_ID, (*IN_ID, "trials"), (*IN_ID, "trials", "step")])
+    sheet = Sheet("", *COLUMN_HEADS, without=[IN_ID, (*IN_ID, "trials"), (*IN_ID, "trials", "step")])
     for one in found:
         summary, going = one.summary, one.summary.ended_at is None
         eta = seconds_left(summary, now) if going and summary.trials and not one.stopped else None
         taken = one.age(now) if going or summary.makespan_seconds is None else summary.makespan_seconds
-        scores = [in_brief(score) for score in summary.main_scores]
+        scores = [score_in_brief(score) for score in summary.main_scores]
         scores += [f"{one.task} {one.verdict}" for one in summary.screened]
         sheet.add(
             summary.evaluation_id,
@@ -61,8 +63,8 @@ def board(found: Sequence[Shown], now: float, *, whole: bool = False) -> Iterato
             f"{summary.scored}/{summary.entries}",
             f"{summary.shards_done}/{summary.shards}" if going and summary.shards else "",
             str(summary.trials) if going and summary.trials else "",
-            seconds(taken),
-            "" if eta is None else about(eta),
+            format_seconds(taken),
+            "" if eta is None else format_estimate(eta),
             Parts(
                 *scores[:MOST_SCORES], f"and {len(scores) - MOST_SCORES} more" * (len(scores) > MOST_SCORES)
             ),
@@ -75,7 +77,7 @@ def board(found: Sequence[Shown], now: float, *, whole: bool = False) -> Iterato
         yield from (Parts(f"{name}{what}", style=style) for what, style in notes if what)
 
 
-def _state(one: Shown, now: float) -> str:
+def _state(one: EvaluationView, now: float) -> str:
     summary = one.summary
     if summary.ended_at is None:
         if one.halt is not None and one.halt.word == PAUSED:
@@ -88,7 +90,7 @@ def _state(one: Shown, now: float) -> str:
     return f"{word} {'at an unknown time' if future else clock_time(summary.ended_at, now)}"
 
 
-def _style(one: Shown) -> str:
+def _style(one: EvaluationView) -> str:
     if one.fault or (one.stage == "ended" and one.summary.scored < one.summary.entries):
         return "red"
     if one.summary.ended_at:
@@ -96,7 +98,7 @@ def _style(one: Shown) -> str:
     return "yellow" if one.stopped or one.stage in ("waits", PAUSED) else "green"
 
 
-def _notes(one: Shown, now: float, *, whole: bool) -> Iterator[tuple[str, str]]:
+def _notes(one: EvaluationView, now: float, *, whole: bool) -> Iterator[tuple[str, str]]:
     """Yield what it waits for and its errors, worst first, with the colour."""
     summary = one.summary
     yield one.fault, "red"
@@ -105,10 +107,10 @@ def _notes(one: Shown, now: float, *, whole: bool) -> Iterator[tuple[str, str]]:
     if one.halt is not None and one.halt.word == PAUSED:
         yield f"paused: {one.halt.why}", "yellow"
     if one.stopped and not one.fault:
-        yield STOPPED + f"; {one.jobs_left} of its jobs still run" * bool(one.jobs_left), "yellow"
+        yield STOPPED_ADVICE + f"; {one.jobs_left} of its jobs still run" * bool(one.jobs_left), "yellow"
     yellow = [] if one.stopped else one.waits_for(now)
-    if (left := back_in(summary, now)) is not None and not one.stopped:
-        yellow.insert(0, f"all nodes are in back-off: it waits for {seconds(left)} more")
+    if (left := back_off_seconds_left(summary, now)) is not None and not one.stopped:
+        yellow.insert(0, f"all nodes are in back-off: it waits for {format_seconds(left)} more")
     held = held_jobs(summary, now, timed=not one.stopped)
     yellow += [f"{names}: {why}" for names, why in by_reason(held).items()]
     if whole or not summary.ended_at:  # once it has ended, they cost time but no score
@@ -124,7 +126,7 @@ def _notes(one: Shown, now: float, *, whole: bool) -> Iterator[tuple[str, str]]:
         yield f"not asked at this checkpoint (`every`): {first_of(summary.not_asked)}", "dim"
 
 
-def details(summary: Summary, *, whole: bool) -> Iterator[RenderableType]:
+def evaluation_details(summary: Summary, *, whole: bool) -> Iterator[RenderableType]:
     """Yield progress, lanes, metric jobs and tasks of a running evaluation. Not `whole`: lanes by node, the last scores."""
     if summary.shards:
         bar = ProgressBar(total=summary.shards, completed=summary.shards_done, width=60)
@@ -177,10 +179,10 @@ def _by_node(lanes: Iterable[Lane]) -> dict[str, Counter[str]]:
     return nodes
 
 
-def screen(
+def compose_screen(
     console: Console,
-    runs: Sequence[Shown],
-    over: Sequence[Shown],
+    runs: Sequence[EvaluationView],
+    over: Sequence[EvaluationView],
     below: Sequence[RenderableType],
     now: float,
     height: int | None,
@@ -193,15 +195,15 @@ def screen(
         more: list[RenderableType] = []
         for one, whole in zip(runs, levels, strict=False):
             more += ["", *([Text(one.summary.evaluation_id, style="bold")] if len(found) > 1 else [])]
-            more += details(one.summary, whole=whole)
-        made = Group(*board(found, now), *more, *below)
+            more += evaluation_details(one.summary, whole=whole)
+        made = Group(*evaluation_table(found, now), *more, *below)
         if height is None or _lines(console, made) < height:
             return made
     shown = list(found)
     while len(shown) > 1 and _lines(console, made) >= (height or 1):
         shown.pop()
         left = Text(f"and {len(found) - len(shown)} more: `evalspan status` lists all", style="dim")
-        made = Group(*board(shown, now), left, *below)
+        made = Group(*evaluation_table(shown, now), left, *below)
     return made
 
 
@@ -214,6 +216,6 @@ def value_in_words(score: ScoreValue) -> str:
     return f"{score.measure} {score.value:.4f}{error}"
 
 
-def in_brief(score: ScoreValue) -> str:
+def score_in_brief(score: ScoreValue) -> str:
     """Format task, metric and value; the error is in the report."""
     return f"{score.task} {score.metric} {score.value:.4f}"

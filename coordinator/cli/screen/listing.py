@@ -10,10 +10,10 @@ from typing import Any
 from rich.console import RenderableType
 from rich.padding import Padding
 
-from coordinator.base.words import clock_time, seconds
+from coordinator.base.words import clock_time, format_seconds
 from coordinator.cluster import JobState
-from coordinator.cluster.slurm_limits import in_words
-from coordinator.intake.pending import Checkpoints
+from coordinator.cluster.slurm_limits import limit_in_words
+from coordinator.intake.pending import PendingCheckpoints
 from coordinator.report.tables import Parts
 from coordinator.runtime.work_lock import DAEMON, is_daemon
 
@@ -30,7 +30,7 @@ class Surroundings:
     holder: str = ""
     trouble: str = ""
     since: float | None = None
-    checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    checkpoints: PendingCheckpoints = field(default_factory=PendingCheckpoints)
     cordoned: Mapping[str, float] = field(default_factory=dict)
     daemon_command: str = "evalspan daemon"  # with the options of this call
     queued: Sequence[JobState] = ()  # pending jobs of the daemon's wrapper, if none holds the folder
@@ -56,7 +56,7 @@ class Surroundings:
         yield from show_pending(self.checkpoints, now)
         for node, left in self.cordoned.items():
             again = f"`evalspan release {node} --minutes 0` lifts it"
-            said = f"{node} is cordoned for {seconds(left)} more ({again})"
+            said = f"{node} is cordoned for {format_seconds(left)} more ({again})"
             yield Parts(said, style="yellow")
         if self.trouble:
             yield Parts(f"! {self.trouble}", style="yellow")
@@ -77,12 +77,12 @@ class Surroundings:
         return Parts(said, style="yellow")
 
 
-def show_pending(checkpoints: Checkpoints, now: float) -> Iterator[RenderableType]:
+def show_pending(checkpoints: PendingCheckpoints, now: float) -> Iterator[RenderableType]:
     """Yield pending and refused checkpoints, by reason. `now`: unix seconds."""
     waiting: dict[str, list[str]] = {}
     for one in checkpoints.waiting:
         named = f"  {one.evaluation_id}" if one.evaluation_id else ""
-        said = f"{one.checkpoint}  suite {_suite(one.suite)}  for {seconds(now - one.since)}{named}"
+        said = f"{one.checkpoint}  suite {_suite(one.suite)}  for {format_seconds(now - one.since)}{named}"
         waiting.setdefault(one.why, []).append(said)
     refused: dict[str, list[str]] = {}
     for bad in reversed(checkpoints.refused):
@@ -118,7 +118,7 @@ def _queued(job: JobState, now: float) -> str:
             "then `sbatch -t TIME ...` with the time that `sinfo -o '%P %l'` allows"
         )
     starts = "" if job.started_at is None else f"starts {clock_time(job.started_at, now)}"
-    why = "; ".join(filter(None, [starts, in_words(job.reason)]))
+    why = "; ".join(filter(None, [starts, limit_in_words(job.reason)]))
     return f"{queued}{f' ({why})' if why else ''}"
 
 

@@ -21,19 +21,19 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from coordinator.base.signals import Signals, cancelled_by_slurm
-from coordinator.base.words import by_reason, seconds
+from coordinator.base.words import by_reason, format_seconds
 from coordinator.cli.app import TerminalMessages
-from coordinator.cli.screen.board import in_brief, screen, value_in_words
-from coordinator.cli.screen.standing import Shown, in_turn
+from coordinator.cli.screen.board import compose_screen, score_in_brief, value_in_words
+from coordinator.cli.screen.standing import EvaluationView, in_serving_order
 from coordinator.errors import ExitCode
 from coordinator.report.tables import Parts
 from coordinator.runtime.loop import Coordinator
 
 LINE_SECONDS = 5.0  # minimum between two lines of one evaluation, without a terminal
 ALIVE_SECONDS = 30.0  # maximum between two lines of one evaluation, without a terminal
-QUESTION = "Cancel this evaluation? y: yes, n: continue, Ctrl-C again: yes [y/N] "
-LEFT = "SIGTERM: the evaluation is not cancelled; the same command resumes it"
-ENDED = "ended"  # last line of an evaluation, in a pipe
+CANCEL_QUESTION = "Cancel this evaluation? y: yes, n: continue, Ctrl-C again: yes [y/N] "
+TERMINATED_MESSAGE = "SIGTERM: the evaluation is not cancelled; the same command resumes it"
+ENDED_LINE = "ended"  # last line of an evaluation, in a pipe
 
 
 class Watcher:
@@ -72,18 +72,18 @@ class Watcher:
 
     def show(
         self,
-        runs: Sequence[Shown],
+        runs: Sequence[EvaluationView],
         trouble: str,
-        ended: Sequence[Shown] = (),
+        ended: Sequence[EvaluationView] = (),
         below: Sequence[RenderableType] = (),
     ) -> None:
         """Draw what runs, the latest ended evaluations, and `below`; in a pipe, print what has changed."""
         now = time.time()
-        runs = in_turn([*runs], [one.summary for one in runs])
+        runs = in_serving_order([*runs], [one.summary for one in runs])
         self._forget_others([*runs, *ended])
         if self._live is not None:
             end = [*([Parts(f"! {trouble}", style="yellow")] if trouble else []), *below]
-            self._live.update(screen(self.console, runs, ended, end, now, self.console.height))
+            self._live.update(compose_screen(self.console, runs, ended, end, now, self.console.height))
             return
         for one in runs:
             self._print_changes(one, now)
@@ -91,17 +91,17 @@ class Watcher:
             self._print_end(one)
         # no line for `trouble`: the log has it
 
-    def _forget_others(self, found: Sequence[Shown]) -> None:
+    def _forget_others(self, found: Sequence[EvaluationView]) -> None:
         """Drop data about evaluations that are no longer shown, since a daemon lives for months."""
         shown = frozenset(one.summary.evaluation_id for one in found)
         self._last = {name: line for name, line in self._last.items() if name in shown}
         self._printed = {(name, task) for name, task in self._printed if name in shown}
 
-    def _print_changes(self, one: Shown, now: float) -> None:
+    def _print_changes(self, one: EvaluationView, now: float) -> None:
         summary, halt = one.summary, one.halt
         name = summary.evaluation_id
         shards = f", {summary.shards_done}/{summary.shards} shards" if summary.shards else ""
-        age = f"[{seconds(now - summary.accepted_at):>9}] {name}"
+        age = f"[{format_seconds(now - summary.accepted_at):>9}] {name}"
         done = [task for task in summary.tasks if task.state in ("scored", "failed")]
         fresh = [task for task in done if (name, task.name) not in self._printed]
         self._printed |= {(name, task.name) for task in fresh}
@@ -118,15 +118,15 @@ class Watcher:
         line = f"{stage}{shards}, {summary.scored}/{summary.entries} scored{f': {why}' if why else ''}"
         self._line(name, line, now, age + ": ")
 
-    def _print_end(self, one: Shown) -> None:
+    def _print_end(self, one: EvaluationView) -> None:
         """Print the scores of each followed evaluation once, in one line."""
         summary, name = one.summary, one.summary.evaluation_id
-        if name not in self._last or self._last[name][0] == ENDED:
+        if name not in self._last or self._last[name][0] == ENDED_LINE:
             return
-        self._last[name] = (ENDED, summary.ended_at or 0.0)
-        scores = ", ".join(map(in_brief, summary.main_scores))
+        self._last[name] = (ENDED_LINE, summary.ended_at or 0.0)
+        scores = ", ".join(map(score_in_brief, summary.main_scores))
         said = f"{one.stage}, {summary.scored}/{summary.entries} scored{f': {scores}' if scores else ''}"
-        self._print(f"[{seconds(one.age(0.0)):>9}] {name}: {said}")
+        self._print(f"[{format_seconds(one.age(0.0)):>9}] {name}: {said}")
 
     def _line(self, evaluation: str, line: str, now: float, head: str = "") -> None:
         last, printed_at = self._last.get(evaluation, ("", 0.0))
@@ -159,7 +159,7 @@ class Screen(TerminalMessages):
                     self._console.print("cancelling: ending its jobs and clearing node memory")
                 if not self._asking:
                     found = coordinator.evaluations
-                    watcher.show([*map(Shown, found.summaries())], found.trouble)
+                    watcher.show([*map(EvaluationView, found.summaries())], found.trouble)
                 return self._is_cancelled(signals, watcher)
 
             yield watch
@@ -171,14 +171,14 @@ class Screen(TerminalMessages):
         if self._cancelled:
             return False
         if signal.SIGTERM in new and not cancelled_by_slurm(os.environ):
-            self._console.print(LEFT, soft_wrap=True)
+            self._console.print(TERMINATED_MESSAGE, soft_wrap=True)
             raise typer.Exit(ExitCode.TERMINATED)
         if new and (signal.SIGTERM in new or self._asking or len(new) > 1 or not sys.stdin.isatty()):
             return self._close(watcher, cancel=True)
         if new:
             self._asking = True
             watcher.pause()
-            self._console.print(QUESTION, end="", markup=False, highlight=False, soft_wrap=True)
+            self._console.print(CANCEL_QUESTION, end="", markup=False, highlight=False, soft_wrap=True)
         elif self._asking and select.select([sys.stdin], [], [], 0)[0]:
             # end of input (the terminal is gone) means no
             return self._close(watcher, cancel=sys.stdin.readline().strip().lower() in ("y", "yes"))

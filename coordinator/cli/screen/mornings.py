@@ -6,22 +6,22 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from coordinator.cli.screen.standing import all_of
+from coordinator.cli.screen.standing import all_summaries
 from coordinator.config.schema import Config
-from coordinator.page.index import Standing, trainings_of
+from coordinator.page.index import TrainingStanding, trainings_of
 from coordinator.report import trainings
 from coordinator.report.tables import Parts
-from coordinator.report.training import Training, clauses, morning, title
+from coordinator.report.training import Training, training_clauses, training_sentence, training_title
 from coordinator.runtime.summary import Halt, Summary, halt_of
 from coordinator.runtime.work_lock import WorkLock
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
-MOST = 3  # trainings below a table, those with the newest evaluations
+MAX_TRAININGS = 3  # trainings below a table, those with the newest evaluations
 
 
-def standings(
+def training_standings(
     settings: Config, every: Iterable[Summary], chosen: Iterable[Summary], now: float
-) -> list[Standing]:
+) -> list[TrainingStanding]:
     """Return the state of the trainings of `chosen` that have scores of at least two checkpoints."""
     wanted = {summary.training for summary in chosen}
     held = WorkLock(WorkPaths(settings.work_dir).lock).held()
@@ -38,29 +38,29 @@ def standings(
         )
 
     found = [(summary, halted(summary)) for summary in every if summary.training in wanted]
-    return [one for one in trainings_of(found, find, now, MOST) if one.training]
+    return [one for one in trainings_of(found, find, now, MAX_TRAININGS) if one.training]
 
 
-def lines_of(settings: Config, evaluation: str) -> Iterator[Parts]:
+def training_lines(settings: Config, evaluation: str) -> Iterator[Parts]:
     """Yield the state of an evaluation's training; nothing if only one checkpoint has scores."""
-    every = all_of(settings)
+    every = all_summaries(settings)
     own = [summary for summary in every if summary.evaluation_id == evaluation]
-    return of_trainings(standings(settings, every, own, time.time()))
+    return standing_lines(training_standings(settings, every, own, time.time()))
 
 
-def of_trainings(found: Iterable[Standing]) -> Iterator[Parts]:
+def standing_lines(found: Iterable[TrainingStanding]) -> Iterator[Parts]:
     for one in found:
         if one.training:
-            worse = any(clause.verdict == "worse" for clause in clauses(one.training))
-            said = f"{title(*one.key)}: {said_of(one)}"
+            worse = any(clause.verdict == "worse" for clause in training_clauses(one.training))
+            said = f"{training_title(*one.key)}: {standing_sentence(one)}"
             yield Parts(said, style="red" if worse else "")
 
 
-def said_of(one: Standing) -> str:
-    return morning(one.training, one.others[:MOST]) if one.training else ""
+def standing_sentence(one: TrainingStanding) -> str:
+    return training_sentence(one.training, one.others[:MAX_TRAININGS]) if one.training else ""
 
 
-def as_json(one: Standing) -> dict[str, Any]:
+def as_json(one: TrainingStanding) -> dict[str, Any]:
     """Return the document, with its state as a sentence, and evaluations that are not done."""
     known = one.training.model_dump(mode="json") if one.training else {}
-    return {"standing": said_of(one), "not_done": one.states, **known}
+    return {"standing": standing_sentence(one), "not_done": one.states, **known}

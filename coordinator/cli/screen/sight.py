@@ -23,10 +23,10 @@ from rich.text import Text
 from coordinator.allocation import cordons
 from coordinator.base.clock import Throttle
 from coordinator.base.signals import Signals
-from coordinator.cli.screen.board import board
+from coordinator.cli.screen.board import evaluation_table
 from coordinator.cli.screen.listing import Surroundings
 from coordinator.cli.screen.live_screen import Watcher
-from coordinator.cli.screen.standing import Shown, shown_of
+from coordinator.cli.screen.standing import EvaluationView, view_of
 from coordinator.cluster import JobState, NodeState
 from coordinator.config.schema import Config
 from coordinator.intake import inbox, pending
@@ -40,41 +40,41 @@ if TYPE_CHECKING:
     from coordinator.cluster.slurm_cli import SlurmCli
 
 LISTING_SECONDS = 5.0  # longest wait for Slurm
-WRAPPER = "evalspan-daemon"  # script that runs a daemon as a job
+DAEMON_SCRIPT = "evalspan-daemon"  # script that runs a daemon as a job
 T = TypeVar("T")
 LOOK_SECONDS = 2.0  # between two looks at the daemon and pending checkpoints
 SLURM_SECONDS = 30.0  # between two `squeue`, while no process holds the work folder
 TICK_SECONDS = 0.5  # between two drawings of `watch`
-LAST = 5  # ended evaluations below the running ones
+ENDED_SHOWN = 5  # ended evaluations below the running ones
 
 
-class Sight:
+class WorkFolderView:
     """A work folder, read at several intervals. `only`: one evaluation."""
 
     def __init__(self, config: Config, daemon_command: str, only: EvaluationPaths | None = None) -> None:
         self.only = only
-        self.ended: list[Shown] = []
+        self.ended: list[EvaluationView] = []
         self._config = config
-        self._summaries = Summaries(config, only.root.name if only else None, LAST)
+        self._summaries = Summaries(config, only.root.name if only else None, ENDED_SHOWN)
         self._throttle = Throttle()
         self._daemon_command = daemon_command
         self._queued: Sequence[JobState] = ()  # pending jobs of the daemon itself
         self.around: Surroundings = self._look(time.time())
 
-    def views(self, now: float) -> list[Shown]:
+    def views(self, now: float) -> list[EvaluationView]:
         """Return the evaluations that have not ended, oldest first."""
         if self._throttle.due("look", LOOK_SECONDS, now):
             self.around = self._look(now)
         self._summaries.look(now)
         held = bool(self.around.holder)
-        self.ended = [shown_of(self._config, s, held=held) for s in self._summaries.ended]
-        return [shown_of(self._config, s, held=held) for s in self._summaries.open]
+        self.ended = [view_of(self._config, s, held=held) for s in self._summaries.ended]
+        return [view_of(self._config, s, held=held) for s in self._summaries.open]
 
     def _look(self, now: float) -> Surroundings:
         paths, command = WorkPaths(self._config.work_dir), self._daemon_command
         holder, trouble = WorkLock(paths.lock).holder_and_trouble()
         queued = () if holder else self._daemons()
-        checkpoints = pending.read(paths, now)
+        checkpoints = pending.read_pending(paths, now)
         if not is_daemon(holder):
             why = pending.waits_for_daemon(holder, command)
             if queued:
@@ -85,7 +85,9 @@ class Sight:
             trouble=trouble,
             since=_written_at(paths.lock) if holder else None,
             checkpoints=checkpoints,
-            cordoned={node: until - now for node, until in sorted(cordons.read(paths.nodes, now).items())},
+            cordoned={
+                node: until - now for node, until in sorted(cordons.read_cordons(paths.nodes, now).items())
+            },
             daemon_command=command,
             queued=queued,
             wrapped="" if holder or queued else self._wrapped,
@@ -112,10 +114,12 @@ def _written_at(lock: Path) -> float | None:
         return None
 
 
-def watch(config: Config, console: Console, daemon_command: str, only: EvaluationPaths | None) -> str:
+def draw_until_over(
+    config: Config, console: Console, daemon_command: str, only: EvaluationPaths | None
+) -> str:
     """Draw until there is nothing to watch, and return why; "" after Ctrl-C. `daemon_command`: as typed."""
-    sight = Sight(config, daemon_command, only)
-    why, now, below, views = "", time.time(), list[RenderableType](), list[Shown]()
+    sight = WorkFolderView(config, daemon_command, only)
+    why, now, below, views = "", time.time(), list[RenderableType](), list[EvaluationView]()
     with Signals() as signals, Watcher(console) as watcher:
         while not signals.received:
             now = time.time()
@@ -128,11 +132,11 @@ def watch(config: Config, console: Console, daemon_command: str, only: Evaluatio
                 break
             time.sleep(TICK_SECONDS)
     if only or watcher.draws:  # what it showed below stays on the terminal
-        print_parts(console, *board([*(views if only else ()), *sight.ended], now), *below)
+        print_parts(console, *evaluation_table([*(views if only else ()), *sight.ended], now), *below)
     return "" if only else why
 
 
-def _over(sight: Sight, views: Sequence[Shown], draws: bool) -> str:
+def _over(sight: WorkFolderView, views: Sequence[EvaluationView], draws: bool) -> str:
     """Return why nothing is left to watch; otherwise ""."""
     if sight.only:
         goes_on = sight.around.holder and any(
@@ -183,7 +187,7 @@ def _asked(config: Config, command: str, ask: Callable[[SlurmCli], Sequence[T]])
     return ()
 
 
-def wrapped_daemon(config: Config, rest: str, script: str = WRAPPER) -> str:
+def wrapped_daemon(config: Config, rest: str, script: str = DAEMON_SCRIPT) -> str:
     """Return the command that submits SCRIPT.sbatch; "" without Slurm. `rest`: following words, with a leading space.
 
     Its time limit is what partition, account and QOS allow; a day if Slurm does not tell.
@@ -202,4 +206,4 @@ def wrapped_daemon(config: Config, rest: str, script: str = WRAPPER) -> str:
     installed = Path(sys.prefix) / "share" / "evalspan" / f"{script}.sbatch"
     cloned = Path(__file__).resolve().parents[3] / "scripts" / installed.name
     file = installed if installed.exists() else cloned
-    return sbatch_line(job, options, file, rest, named=script == WRAPPER)
+    return sbatch_line(job, options, file, rest, named=script == DAEMON_SCRIPT)

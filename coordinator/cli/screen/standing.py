@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinator.base.words import seconds
+from coordinator.base.words import format_seconds
 from coordinator.config.schema import Config
 from coordinator.evaluation.records import job_prefix
 from coordinator.runtime.summaries import Summaries
@@ -21,7 +21,7 @@ from coordinator.runtime.summary import (
     Halt,
     Node,
     Summary,
-    Timed,
+    TimedNote,
     halt_of,
     read_evaluation,
 )
@@ -31,16 +31,16 @@ from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 if TYPE_CHECKING:
     from coordinator.cluster import JobState, NodeState
 
-ROWS = 20
-SAME = {  # fields of a summary that `status --json` copies
+DEFAULT_ROWS = 20
+COPIED_FIELDS = {  # fields of a summary that `status --json` copies
     "evaluation_id", "suite", "mode", "step", "checkpoint", "shards_done", "shards", "trials", "scored", "entries",
     "accepted_at", "ended_at", "makespan_seconds", "stragglers", "warnings", "failed_jobs",
 }  # fmt: skip
-OF_SCORE = ("task", "metric", "filter", "value", "stderr", "higher_is_better")
+SCORE_FIELDS = ("task", "metric", "filter", "value", "stderr", "higher_is_better")
 
 
 @dataclass(slots=True)
-class Shown:
+class EvaluationView:
     """An evaluation on a screen. `halt`: why it does not progress; `held`: a process holds the work folder.
 
     `ahead`: evaluations served before it, as sentences; `taken`: replaces NO_SLOT; `jobs_left`: its jobs that run without a
@@ -78,7 +78,9 @@ class Shown:
     def waits_for(self, now: float, *, timed: bool = True) -> list[str]:
         """Describe what it waits for: the evaluations ahead of it, rather than what they have not yet taken."""
         waits = () if self.summary.parked else self.summary.waits
-        said = [in_words(what, now, timed=timed) for what in waits if what.what != NO_SLOT or not self.ahead]
+        said = [
+            timed_in_words(what, now, timed=timed) for what in waits if what.what != NO_SLOT or not self.ahead
+        ]
         return [*(self.taken if what == NO_SLOT else what for what in said), *self.ahead]
 
     def back_offs(self, now: float) -> dict[str, str]:
@@ -90,7 +92,7 @@ class Shown:
         }
 
 
-def choose(
+def choose_shown(
     summaries: Sequence[Summary], *, only: str | None, only_open: bool, only_failed: bool, last: int | None
 ) -> tuple[list[Summary], int]:
     """Return the summaries to show, open ones first, then the newest `last`, and how many are omitted."""
@@ -111,33 +113,33 @@ def has_failed(summary: Summary) -> bool:
     return bool(summary.errors or halted) and not (summary.ended_at and summary.cancelled)
 
 
-def all_of(config: Config) -> list[Summary]:
+def all_summaries(config: Config) -> list[Summary]:
     found = Summaries(config)
     found.look(0.0)
     return [*found.open, *found.ended]
 
 
-def shown_of(config: Config, summary: Summary, *, held: bool) -> Shown:
+def view_of(config: Config, summary: Summary, *, held: bool) -> EvaluationView:
     """Return a summary prepared for a screen. `held`: a process holds the work folder."""
     paths = EvaluationPaths(config.work_dir / summary.evaluation_id)
     halt = None if summary.ended_at is not None else halt_of(summary, paths, held=held)
-    return Shown(summary, halt, held=held, trackers=_trackers(paths))
+    return EvaluationView(summary, halt, held=held, trackers=_trackers(paths))
 
 
-def standing(
+def evaluation_views(
     config: Config,
     chosen: Sequence[Summary],
     open_ones: Sequence[Summary],
     ask: Callable[[], Sequence[JobState]] = tuple,
     ask_nodes: Callable[[], Sequence[NodeState]] = tuple,
-) -> list[Shown]:
+) -> list[EvaluationView]:
     """Return the state of each of `chosen`. `open_ones`: all evaluations that have not ended.
 
     `ask`: for the cluster's jobs, called once if no process holds the folder; `ask_nodes`: for its nodes, called once if no
     slot is free.
     """
     held = WorkLock(WorkPaths(config.work_dir).lock).held()
-    found = in_turn([shown_of(config, summary, held=held) for summary in chosen], open_ones)
+    found = in_serving_order([view_of(config, summary, held=held) for summary in chosen], open_ones)
     if left := [one for one in found if one.stopped and one.summary.jobs and not held]:
         jobs = [job.name for job in ask() if job.phase == "running"]
         for one in left:
@@ -147,7 +149,7 @@ def standing(
     return found
 
 
-def in_turn(found: list[Shown], open_ones: Iterable[Summary]) -> list[Shown]:
+def in_serving_order(found: list[EvaluationView], open_ones: Iterable[Summary]) -> list[EvaluationView]:
     """Tell waiting evaluations which of `open_ones` are served before them."""
     turns = {s.evaluation_id: s.turn for s in open_ones}
     for one in found:
@@ -160,15 +162,15 @@ def _trackers(paths: EvaluationPaths) -> dict[str, str]:
     """Return tracker -> why it does not have this evaluation."""
     if not (paths.root / "trackers.json").exists():
         return {}
-    from coordinator.trackers.live import failures
+    from coordinator.trackers.live import tracker_failures
 
-    return failures(paths)
+    return tracker_failures(paths)
 
 
-def json_of(one: Shown, folder: Path, now: float) -> dict[str, Any]:
+def view_as_json(one: EvaluationView, folder: Path, now: float) -> dict[str, Any]:
     """Return what `status --json` has about an evaluation. `folder`: the evaluation's."""
     summary = one.summary
-    return summary.model_dump(include=SAME) | {
+    return summary.model_dump(include=COPIED_FIELDS) | {
         "stage": one.stage,
         "age_seconds": one.age(now),
         "eta_seconds": seconds_left(summary, now),
@@ -176,31 +178,31 @@ def json_of(one: Shown, folder: Path, now: float) -> dict[str, Any]:
         "jobs_left": one.jobs_left,
         "nodes_aside": one.back_offs(now),
         "held_jobs": held_jobs(summary, now, timed=not one.stopped),
-        "waits_seconds": back_in(summary, now),
+        "waits_seconds": back_off_seconds_left(summary, now),
         "waits_for": one.waits_for(now),
         "errors": summary.errors,
         "fault": one.fault or None,
-        "scores": [{name: getattr(score, name) for name in OF_SCORE} for score in summary.main_scores],
+        "scores": [{name: getattr(score, name) for name in SCORE_FIELDS} for score in summary.main_scores],
         "trackers": one.trackers,
         "folder": str(folder),
     }
 
 
 def _back_off(node: Node, now: float, *, timed: bool) -> str:
-    left = f" for {seconds(node.until - now)} more" if node.until is not None and timed else ""
+    left = f" for {format_seconds(node.until - now)} more" if node.until is not None and timed else ""
     return f"in back-off{left} (time {node.times}): {node.why}"
 
 
 # --- sentences about waits --------------------------------------------------------------------------------------------------
 
 
-def in_words(what: Timed, now: float, *, timed: bool = True) -> str:
+def timed_in_words(what: TimedNote, now: float, *, timed: bool = True) -> str:
     """Describe what it waits for; `timed`: and for how long."""
-    since = f" for {seconds(now - what.at)}" if timed and what.at is not None else ""
+    since = f" for {format_seconds(now - what.at)}" if timed and what.at is not None else ""
     return f"{what.what}{since}{': ' if what.why else ''}{what.why}"
 
 
-def back_in(summary: Summary, now: float) -> float | None:
+def back_off_seconds_left(summary: Summary, now: float) -> float | None:
     """Return the seconds until the first node returns, while all are in back-off."""
     return None if summary.waits_until is None else max(0.0, summary.waits_until - now)
 
@@ -209,7 +211,7 @@ def held_jobs(summary: Summary, now: float, *, timed: bool = True) -> dict[str, 
     """Return job that Slurm does not accept yet -> why, and when it is submitted again. `timed`: a process is running it."""
     return {
         job.what: f"Slurm does not accept it yet ({job.why})"
-        + (f"; submitted again in {seconds(job.at - now)}" if timed and job.at is not None else "")
+        + (f"; submitted again in {format_seconds(job.at - now)}" if timed and job.at is not None else "")
         for job in summary.held
     }
 
@@ -228,7 +230,9 @@ def ahead_of(evaluation_id: str, turns: Mapping[str, tuple[float, float]]) -> li
     return [f"{other} is served before it" for other in first]
 
 
-def _say_what_is_taken(found: Iterable[Shown], config: Config, own: int, nodes: Sequence[NodeState]) -> None:
+def _say_what_is_taken(
+    found: Iterable[EvaluationView], config: Config, own: int, nodes: Sequence[NodeState]
+) -> None:
     """Describe nodes and GPUs in use, and the limits of `[borrow]`. `found`: those without a slot; `own`: GPUs in use."""
     from coordinator.cluster.node_choice import gpus_in_words
     from coordinator.evaluation.footprint import UNKNOWN_NEED, gpu_need

@@ -90,8 +90,8 @@ def environment(site):
 
 def notice():
     """Print why the daemon refuses a member's notice for good (the one inner call; a notice has no exit code)."""
-    settings = work_folder.load(None)
-    said, wrong = inbox.parse(sys.argv[1].encode(), Path("a file of the inbox"))
+    settings = work_folder.load_settings(None)
+    said, wrong = inbox.parse_notice(sys.argv[1].encode(), Path("a file of the inbox"))
     try:
         if not wrong:
             admission.admitted_suite(said, settings.watch, admission.suite_files(settings.watch))

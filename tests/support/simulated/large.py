@@ -25,7 +25,7 @@ class Large:
         self.step = step
         self.now = 0.0
         self.journal = [ev.Accepted(at=0.0, record=record(tasks, build_jobs=4))]
-        self.state, self.actions = machine.start(self.journal[0])
+        self.state, self.actions = machine.start_evaluation(self.journal[0])
         self.ids = 0
 
     def take(self, event):
