@@ -33,6 +33,7 @@ from coordinator.report.learning_curves import make_series
 from coordinator.runtime import control
 from coordinator.runtime.finalize import Results, results_in_files, results_of, rows_of
 from coordinator.runtime.journal import Journal, OtherFormatError
+from coordinator.runtime.known_evaluations import find_folder
 from coordinator.runtime.observers import CallbackObserver, Messages, Progress, RunObserver
 from coordinator.runtime.present_inputs import changed_since, record_as_of_now, without_reuse
 from coordinator.runtime.replay import find_evaluation
@@ -43,7 +44,6 @@ from coordinator.runtime.submission import (
     send_submission,
     why_waiting,
 )
-from coordinator.runtime.summaries import find_folder
 from coordinator.runtime.summary import read_ended_summary
 from coordinator.runtime.work_lock import WorkLock, is_daemon
 from evaljobs.contract.engine_traits import ENDPOINT

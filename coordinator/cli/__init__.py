@@ -16,13 +16,15 @@ from coordinator.base.disk_space import FREE_SPACE_ADVICE, disk_shortage
 from coordinator.cli import (  # noqa: F401 (each adds its commands)
     catalogue,
     commands,
+    compare,
     diagnose,
     disk,
     doctor,
     evaluate,
+    node_tools,
+    plan,
     series,
     service,
-    tools,
 )
 from coordinator.cli.app import Console, app
 from coordinator.errors import BugError, EvalspanError, ExitCode, OperatorError

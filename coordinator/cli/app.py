@@ -217,7 +217,7 @@ HTML = option("Write a self-contained HTML page.", "--html")
 def complete_ids(context: typer.Context, incomplete: str) -> list[str]:
     """Return the evaluations of the work folder, for shell completion."""
     from coordinator.intake.work_folder import load_settings
-    from coordinator.runtime.summaries import known_ids
+    from coordinator.runtime.known_evaluations import known_ids
 
     with suppress(EvalspanError, OSError):
         work = load_settings(context.params["config"], context.params["work_dir"], makes=False).work_dir

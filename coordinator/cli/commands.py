@@ -63,7 +63,7 @@ def _ask(config: Config, evaluation: str, asked: Notice) -> None:
 
 def _nothing_to_do(folder: EvaluationPaths, command: str) -> str:
     """Return why a command for an ended evaluation would change nothing; "" if it would, or if it has not ended."""
-    from coordinator.runtime.summarise import find_by_journal
+    from coordinator.runtime.make_summary import find_by_journal
     from coordinator.runtime.summary import read_json, read_summary
 
     found = read_summary(folder) or find_by_journal(folder, time.time())
@@ -88,8 +88,8 @@ def _kept(config: Config, folder: EvaluationPaths) -> str:
 def _run(config: Config, asked: Notice, kept: str) -> None:
     """Run the command here until the evaluation has ended. Exit code 1: a retry failed. `kept`: from `_kept`."""
     from coordinator.base.words import by_reason
+    from coordinator.cli.screen.evaluation_views import EvaluationView
     from coordinator.cli.screen.live_screen import Watcher
-    from coordinator.cli.screen.standing import EvaluationView
     from coordinator.intake.resubmit import reused_in_words
     from coordinator.keeping.archive import archive_all
     from coordinator.runtime.wiring import coordinator_of
@@ -235,7 +235,7 @@ class Release(SettingsCommand):
 
     def run(self) -> None:
         from coordinator.allocation import demand
-        from coordinator.cli.screen.standing import all_summaries
+        from coordinator.cli.screen.evaluation_views import all_summaries
         from coordinator.intake.inbox import Notice, leave_notice
         from coordinator.intake.work_folder import refuse_guest
         from coordinator.runtime.work_lock import WorkLock
@@ -351,7 +351,7 @@ class Supervise(SettingsCommand):
     )
 
     def run(self) -> None:
-        from coordinator.supervise.run import Supervision
+        from coordinator.supervise.supervision import Supervision
 
         if not self.rest:
             raise OperatorError("name the training's command behind --: evalspan supervise -- COMMAND")

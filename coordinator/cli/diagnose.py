@@ -21,8 +21,8 @@ from evaljobs.contract.paths import WorkPaths
 
 if TYPE_CHECKING:
     from coordinator.config.schema import Config
+    from coordinator.diagnosis.diagnose import Finding
     from coordinator.diagnosis.rules import Proposal
-    from coordinator.diagnosis.verdict import Finding
 
 VOTES = 3  # answers requested by --ask, of which over half must agree
 
@@ -54,7 +54,7 @@ class Diagnose(TableCommand):
 
     def run(self) -> None:
         from coordinator.cluster.past_jobs import JOB_ID
-        from coordinator.diagnosis.verdict import diagnose
+        from coordinator.diagnosis.diagnose import diagnose
         from coordinator.runtime.causes import accept_rules, read_logs
 
         work = WorkPaths(self.settings(makes=False).work_dir)
@@ -81,8 +81,8 @@ class Diagnose(TableCommand):
     def _ask(self, paths: Sequence[Path]) -> Proposal | None:
         """Return the model's majority answer, within the limits of `[judge]`. Only the reduced log leaves this machine."""
         from coordinator.diagnosis import rules
+        from coordinator.diagnosis.diagnose import diagnose
         from coordinator.diagnosis.reader import line_blocks, plain_text
-        from coordinator.diagnosis.verdict import diagnose
         from coordinator.runtime.causes import FAILED_STATE, read_logs
 
         found = diagnose(read_logs(paths), state=self.state or FAILED_STATE, most=rules.MOST_LINES)
@@ -121,7 +121,7 @@ class Diagnose(TableCommand):
     def _evaluation(self, name: str) -> None:
         from coordinator.report.load_series import read_document
         from coordinator.runtime.causes import cause_of_outcome, cause_of_trial, job_failures
-        from coordinator.runtime.summaries import find_folder
+        from coordinator.runtime.known_evaluations import find_folder
 
         paths = find_folder(self.there(), name)
         found = {job: cause_of_trial(paths, job, state) for job, state in read_document(paths).died.items()}
@@ -173,7 +173,7 @@ def _of_job(job_id: str) -> Finding:
     from coordinator.cluster import ClusterError
     from coordinator.cluster.past_jobs import look_up
     from coordinator.cluster.slurm_rules import ask_slurm
-    from coordinator.diagnosis.verdict import CERTAIN_STATES, diagnose
+    from coordinator.diagnosis.diagnose import CERTAIN_STATES, diagnose
     from coordinator.runtime.causes import read_logs
 
     try:

@@ -31,7 +31,7 @@ from coordinator.errors import ExitCode, OperatorError
 if TYPE_CHECKING:
     from coordinator.config.site_presets import SitePreset
     from coordinator.doctor.facts import Checkup
-    from coordinator.node_check.run import CheckReport
+    from coordinator.node_check.checker import CheckReport
 
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -103,7 +103,7 @@ class CheckNodes(TableCommand):
     seed: int = option("Seed for the choice of pairs.", default=0)
 
     def run(self) -> None:
-        from coordinator.node_check.run import check_nodes
+        from coordinator.node_check.checker import check_nodes
 
         settings = self.settings({"cluster.kind": self.cluster, "cluster.partition": self.partition})
         made = check_nodes(settings, self.nodes, wait_seconds=self.wait, seed=self.seed)
@@ -166,7 +166,7 @@ class Init(Command):
     qos: str | None = option("QOS of all jobs.")
 
     def run(self) -> None:
-        from coordinator.cli.screen.sight import wrapped_daemon
+        from coordinator.cli.screen.work_folder_view import wrapped_daemon
         from coordinator.config import loading, site_presets, template
 
         path = self.path

@@ -134,7 +134,7 @@ class Evaluate(SuiteCommand):
 
 def _show(typed: TableCommand, found: Results, *, verbose: bool) -> None:
     """Print results; exit code 130 if the evaluation was cancelled, 1 if scores are missing."""
-    from coordinator.cli.screen.mornings import training_lines
+    from coordinator.cli.screen.training_standings import training_lines
     from coordinator.report.render import show_report
     from coordinator.report.tables import print_parts
     from coordinator.runtime.summary import failed_job

@@ -31,7 +31,7 @@ from coordinator.errors import EvalspanError, OperatorError
 
 if TYPE_CHECKING:
     from coordinator.config.schema import Config
-    from coordinator.page.read import PageContents
+    from coordinator.page.page_contents import PageContents
     from coordinator.report.learning_curves import Series
     from coordinator.report.scores import Evaluation, Head
     from coordinator.report.training import Training
@@ -67,23 +67,23 @@ class _Scores(SettingsCommand):
 
     def made(self, settings: Config, *, scores: bool, dense: bool) -> tuple[Series, list[Training]]:
         """Return the requested series, and the state of each training. `scores`: the points' scores are needed."""
-        from coordinator.report import trainings
+        from coordinator.report import training_files
         from coordinator.report.load_series import is_folder, load_documents, read_document
-        from coordinator.runtime.summaries import find_folder
+        from coordinator.runtime.known_evaluations import find_folder
 
         if self.series is None:
             one = read_document(find_folder(settings, self.evaluation or ""))
-            return trainings.series_of([one], settings).shown(dense=dense), []
+            return training_files.series_of([one], settings).shown(dense=dense), []
         shown = sys.stderr.isatty()
         with TerminalMessages().busy("reading and comparing the checkpoints") if shown else nullcontext():
             heads = self.heads(settings)
             made = [
-                trainings.judge_training(settings, of, whole=is_folder(self.series), scores=scores)
-                for of in trainings.by_training(heads).values()
+                training_files.judge_training(settings, of, whole=is_folder(self.series), scores=scores)
+                for of in training_files.by_training(heads).values()
             ]
             series = made[0][1]
             if len(made) > 1:
-                series = trainings.series_of(load_documents(settings.work_dir, heads), settings)
+                series = training_files.series_of(load_documents(settings.work_dir, heads), settings)
         return series.shown(dense=dense), [training for training, _ in made]
 
 
@@ -128,7 +128,7 @@ class Report(_Scores, TableCommand):
             self._show(settings)
 
     def _write(self, settings: Config) -> None:
-        from coordinator.page import read
+        from coordinator.page import page_contents
 
         if self.as_csv or self.as_json:
             raise OperatorError("--html and --trace cannot be combined with --csv or --json")
@@ -139,9 +139,9 @@ class Report(_Scores, TableCommand):
             one = self.series is None
             write_page(
                 self.html,
-                read.evaluation_contents(settings, name)
+                page_contents.evaluation_contents(settings, name)
                 if one
-                else read.trainings_contents(
+                else page_contents.trainings_contents(
                     settings, self.heads(settings), self.series or "", dense=self.dense
                 ),
             )
@@ -175,7 +175,7 @@ class Report(_Scores, TableCommand):
 
     def _show(self, settings: Config) -> None:
         from coordinator import api
-        from coordinator.cli.screen.mornings import training_lines
+        from coordinator.cli.screen.training_standings import training_lines
         from coordinator.report.render import show_report
         from coordinator.report.scores import with_signals
         from coordinator.report.tables import print_parts
@@ -225,7 +225,7 @@ class Export(_Scores):
     project: str = option("W&B project, MLflow experiment.", default="evalspan")
 
     def run(self) -> None:
-        from coordinator.runtime.summaries import find_record
+        from coordinator.runtime.known_evaluations import find_record
 
         settings = self.priced()
         if self.left:
@@ -313,7 +313,7 @@ def write_page(file: Path, contents: PageContents) -> None:
 
 def write_trace(settings: Config, name: str, file: Path) -> None:
     from coordinator.page.evaluation import trace_events
-    from coordinator.page.read import evaluation_and_results
+    from coordinator.page.page_contents import evaluation_and_results
 
     _save(file, json.dumps(trace_events(evaluation_and_results(settings, name)[0]), allow_nan=False))
     print_text(f"wrote {file}: open it in https://ui.perfetto.dev or chrome://tracing", err=True)

@@ -30,7 +30,7 @@ from coordinator.cli.lm_eval_flags import LmEvalCommand
 from coordinator.cli.suite_options import SuiteCommand
 from coordinator.errors import OperatorError
 from evaljobs import log_lines
-from evaljobs.contract.folded import file_exists, files_in, read_bytes
+from evaljobs.contract.archived_files import file_exists, files_in, read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -66,11 +66,11 @@ class Daemon(SettingsCommand):
 
         from coordinator.base.isolate import LoopGuard
         from coordinator.base.signals import Signals
+        from coordinator.cli.screen.evaluation_views import EvaluationView
         from coordinator.cli.screen.live_screen import Watcher
-        from coordinator.cli.screen.standing import EvaluationView
         from coordinator.intake.admission import missing_places, refusal_of_place
         from coordinator.intake.from_settings import check_device
-        from coordinator.monitor.watch import DaemonServices
+        from coordinator.monitor.daemon_services import DaemonServices
         from coordinator.runtime.service import Service
         from coordinator.runtime.wiring import coordinator_of
         from coordinator.runtime.work_lock import DAEMON, UNTIL_IDLE, is_daemon
@@ -225,18 +225,18 @@ class Status(TableCommand):
 
     def run(self) -> None:
         from coordinator.cli.screen.board import evaluation_table
-        from coordinator.cli.screen.listing import show_left_out
-        from coordinator.cli.screen.mornings import as_json, standing_lines, training_standings
-        from coordinator.cli.screen.sight import WorkFolderView, listed_jobs, listed_nodes
-        from coordinator.cli.screen.standing import (
+        from coordinator.cli.screen.evaluation_views import (
             DEFAULT_ROWS,
             all_summaries,
             choose_shown,
             evaluation_views,
             view_as_json,
         )
+        from coordinator.cli.screen.listing import show_left_out
+        from coordinator.cli.screen.training_standings import as_json, standing_lines, training_standings
+        from coordinator.cli.screen.work_folder_view import WorkFolderView, listed_jobs, listed_nodes
         from coordinator.report.tables import print_parts
-        from coordinator.runtime.summaries import find_folder, unreadable_message
+        from coordinator.runtime.known_evaluations import find_folder, unreadable_message
 
         if self.disk:
             show_disk(self.there(), self.last, as_json=self.as_json)
@@ -286,8 +286,8 @@ class Watch(SettingsCommand):
     evaluation: str | None = argument("Only this one, until it has ended.", None)
 
     def run(self) -> None:
-        from coordinator.cli.screen.sight import draw_until_over
-        from coordinator.runtime.summaries import find_folder
+        from coordinator.cli.screen.work_folder_view import draw_until_over
+        from coordinator.runtime.known_evaluations import find_folder
 
         settings = self.there()
         only = find_folder(settings, self.evaluation) if self.evaluation else None

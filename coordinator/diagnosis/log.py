@@ -1,4 +1,4 @@
-"""What a log says of failures: templates with counts, tracebacks kept whole, and the lines that rules find. Called from: `verdict`.
+"""What a log says of failures: templates with counts, tracebacks kept whole, and the lines that rules find. Called from: `diagnose`.
 
 Rule: a line is looked at where it has a word of failure or progress, which one expression finds in a block of lines, or while a
 traceback is open. A template is such a line without digits and letters of hexadecimal numbers. Memory is bounded by MOST_*.

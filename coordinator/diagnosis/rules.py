@@ -1,4 +1,4 @@
-"""The table of rules: reasons with owner and advice, and the patterns that find them in a line. Called from: `log`, `verdict`.
+"""The table of rules: reasons with owner and advice, and the patterns that find them in a line. Called from: `log`, `diagnose`.
 
 Rule: rules that a person accepted stand before those of `rules.toml`. What a model says of a log that no rule knows
 is marked as its and decides nothing: it goes to a file, and a person puts it into the work folder's `rules.toml`. Called there from: `diagnose`.

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from coordinator.cluster import Job
-from coordinator.diagnosis.verdict import Diagnosis
+from coordinator.diagnosis.diagnose import Diagnosis
 from coordinator.evaluation.records import JOURNAL_FORMAT, EvaluationRecord, ScreenScore
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import Outcome

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from coordinator.cluster import COORDINATOR_ENDED, Purpose
-from coordinator.diagnosis.verdict import Diagnosis, diagnose_state, diagnosis_in_words
+from coordinator.diagnosis.diagnose import Diagnosis, diagnose_state, diagnosis_in_words
 from coordinator.evaluation import builds, jobs, nodes, scoring, shards
 from coordinator.evaluation.actions import CancelJob, ReleaseClaims, SubmitJob
 from coordinator.evaluation.events import Closed, JobEnded, JobNotSubmitted, NodeBackedOff

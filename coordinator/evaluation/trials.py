@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from coordinator.diagnosis.verdict import Diagnosis
+from coordinator.diagnosis.diagnose import Diagnosis
 from coordinator.evaluation import builds, job_ends, jobs, nodes, shards
 from coordinator.evaluation.actions import Action, CancelJob, ReleaseClaims
 from coordinator.evaluation.events import StragglersFound, TrialHung, TrialsCancelled

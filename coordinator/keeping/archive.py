@@ -1,7 +1,7 @@
 """Archives the files of an ended evaluation in one zip file, `files.zip`.
 
 Rule: the archive is written beside the folders under a temporary name, synced and verified; only then is it renamed, and only
-then are the files removed. So a reader (`evaljobs.contract.folded`) always finds each file, and an interrupted archiving is
+then are the files removed. So a reader (`evaljobs.contract.archived_files`) always finds each file, and an interrupted archiving is
 repeated. Called at the end of an evaluation, by the daemon in a separate process, and by `prune`.
 """
 
@@ -20,10 +20,10 @@ from functools import partial
 from pathlib import Path
 
 from coordinator.base.isolate import isolate_errors, traceback_of
-from coordinator.report.columns import is_merged, read_documents
+from coordinator.report.stored_documents import is_merged, read_documents
 from coordinator.runtime.journal import exclude_coordinators
 from coordinator.runtime.summary import read_ended_summary
-from evaljobs.contract.folded import archive_of, file_size, files_in, open_file
+from evaljobs.contract.archived_files import archive_of, file_size, files_in, open_file
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.storage import file_mode, sync_folder
 

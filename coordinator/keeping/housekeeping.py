@@ -13,14 +13,14 @@ import time
 from functools import partial
 from pathlib import Path
 
-from coordinator.base.aside import SideProcess
 from coordinator.base.clock import Throttle
 from coordinator.base.isolate import isolate_errors
+from coordinator.base.side_process import SideProcess
 from coordinator.config.schema import Config, RetentionConfig
 from coordinator.intake.from_settings import code_of
 from coordinator.keeping.archive import archive_all
 from coordinator.keeping.prune import prune_now
-from coordinator.report import trainings
+from coordinator.report import training_files
 from coordinator.report.render import format_bytes as in_words
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import Record
@@ -109,7 +109,7 @@ def keep_house(job: HousekeepingJob, now: float) -> None:
     settings = Config(work_dir=work.root, horizon=job.horizon)
     for name in job.ended or ():
         with isolate_errors(partial(log.error, "%s: its training is not judged: %r", name)):
-            trainings.training_of_evaluation(settings, name)
+            training_files.training_of_evaluation(settings, name)
     if job.retention is None:
         return
     write_atomic(_mark(work), b"")

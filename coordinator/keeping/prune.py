@@ -23,7 +23,7 @@ from coordinator.keeping.archive import MOST_FILES, count_files, write_archive
 from coordinator.keeping.retention import OnDisk, SharedFile, Size, WorkFolder, removable_parts
 from coordinator.runtime.journal import exclude_coordinators
 from coordinator.runtime.summary import read_ended_summary, read_evaluation
-from evaljobs.contract.folded import archive_members, archive_of
+from evaljobs.contract.archived_files import archive_members, archive_of
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 log = logging.getLogger(__name__)

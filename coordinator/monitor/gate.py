@@ -14,7 +14,7 @@ from coordinator.report.learning_curves import current_points
 from coordinator.report.load_series import find_series
 from coordinator.report.pairs import SCREEN, compare_evaluations
 from coordinator.report.scores import Evaluation, ScoreValue
-from coordinator.runtime.summaries import find_record
+from coordinator.runtime.known_evaluations import find_record
 from coordinator.verdicts.gate import Policy, Ruling, is_named, judge_rows
 from evaljobs.contract.columns import SIGNALS
 

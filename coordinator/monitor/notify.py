@@ -2,7 +2,7 @@
 
 Rule: the loop only puts news in a queue; a thread sends them one by one. A failed delivery is retried TRIES times at doubled
 intervals, then given up; one that a webhook rejects permanently is given up at once. A full queue drops the oldest, with a
-line in the log. `watch` keeps the ends whose delivery a daemon's own end cuts short. No error reveals more of a webhook's
+line in the log. `daemon_services` keeps the ends whose delivery a daemon's own end cuts short. No error reveals more of a webhook's
 address than its host, since the rest is a secret.
 """
 

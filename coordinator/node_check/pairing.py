@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from statistics import median_high
 from typing import Any, Literal
 
-from coordinator.diagnosis.verdict import diagnose_text
+from coordinator.diagnosis.diagnose import diagnose_text
 
 MOST_ROUNDS = 8  # of one check; more only find bad nodes if nearly half of all are bad
 SLOW_SHARE = 0.4  # fraction of the median rate of similar devices, below which a node is slow

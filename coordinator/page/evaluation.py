@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from coordinator.diagnosis.verdict import diagnosis_in_words
+from coordinator.diagnosis.diagnose import diagnosis_in_words
 from coordinator.evaluation.events import (
     AnyEvent,
     BackOffOver,

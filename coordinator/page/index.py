@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from coordinator.base.words import format_estimate
 from coordinator.report.learning_curves import MEAN, Curve, Series, groups_now
+from coordinator.report.row_verdicts import SERIES_NOTE
 from coordinator.report.scores import top_groups
 from coordinator.report.training import Training, drops_of, training_clauses
-from coordinator.report.trainings import Key
-from coordinator.report.verdicts import SERIES_NOTE
+from coordinator.report.training_files import Key
 from coordinator.runtime.summary import Halt, Summary
 
 # fields of a summary in the list of evaluations

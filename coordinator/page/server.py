@@ -44,13 +44,13 @@ from coordinator.config.schema import Config
 from coordinator.errors import EvalspanError, OperatorError
 from coordinator.evaluation.events import EVENT, AnyEvent
 from coordinator.evaluation.state import State
-from coordinator.page import html, read
-from coordinator.report import trainings
+from coordinator.page import html, page_contents
+from coordinator.report import training_files
 from coordinator.report.load_series import find_heads
 from coordinator.report.training import Training
 from coordinator.runtime.journal import replay_on
+from coordinator.runtime.known_evaluations import Summaries, find_folder
 from coordinator.runtime.replay import find_evaluation
-from coordinator.runtime.summaries import Summaries, find_folder
 from coordinator.runtime.summary import Halt, Summary, halt_of, read_summary
 from coordinator.runtime.work_lock import WorkLock
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
@@ -122,7 +122,7 @@ class Journals:
 
 
 class _Made(NamedTuple):
-    contents: read.PageContents
+    contents: page_contents.PageContents
     until: float  # monotonic seconds before which it is not rebuilt
 
 
@@ -152,7 +152,7 @@ class Pages:
         self._looked_at, self._work_mark = float("-inf"), ""
         self._lock = Lock()  # protects the caches and the look at the work folder
 
-    def get(self, address: str, make: Callable[[], read.PageContents]) -> read.PageContents:
+    def get(self, address: str, make: Callable[[], page_contents.PageContents]) -> page_contents.PageContents:
         """Return contents whose data include their mark. `address`: path and query of the page."""
         with self._lock:
             making = self._making.setdefault(address, Lock())
@@ -163,7 +163,7 @@ class Pages:
                 if kept is None or kept.contents.data["mark"] != mark:
                     began = self._spent()
                     title, data, blocks = make()
-                    contents = read.PageContents(title, {**data, "mark": mark}, blocks)
+                    contents = page_contents.PageContents(title, {**data, "mark": mark}, blocks)
                     kept = _Made(contents, self._now() + (self._spent() - began) / BUSY_SHARE)
             with self._lock:
                 self._made.pop(address, None)
@@ -199,35 +199,35 @@ class Pages:
         self._work_mark = f"{hash((*ended, *begun)):x}"
         self._looked_at = self._now()
 
-    def index(self) -> read.PageContents:
+    def index(self) -> page_contents.PageContents:
         begun, ended = self._seen()
         until = self._now() + COMPARE_SECONDS
 
-        def find(key: trainings.Key, scored: Sequence[Summary]) -> Training | None:
+        def find(key: training_files.Key, scored: Sequence[Summary]) -> Training | None:
             known = *key, *((s.evaluation_id, s.ended_at) for s in scored)
             if known not in self._trainings and self._now() < until:
                 evaluations = [s.evaluation_id for s in scored]
-                self._trainings[known] = trainings.find_training(self.settings, key, evaluations)
+                self._trainings[known] = training_files.find_training(self.settings, key, evaluations)
                 for old in list(self._trainings)[:-MOST_TRAININGS]:
                     del self._trainings[old]
             return self._trainings.get(known)
 
-        return read.work_folder_contents(self.settings, begun, ended, find)
+        return page_contents.work_folder_contents(self.settings, begun, ended, find)
 
     def _seen(self) -> tuple[list[tuple[Summary, Halt | None]], list[Summary]]:
         with self._lock:
             self._look()
             return self._open, self._summaries.ended
 
-    def evaluation(self, name: str) -> read.PageContents:
+    def evaluation(self, name: str) -> page_contents.PageContents:
         begun, ended = self._seen()
-        return read.evaluation_contents(
+        return page_contents.evaluation_contents(
             self.settings, name, self._journals.find, [*(s for s, _ in begun), *ended]
         )
 
-    def trainings(self, folder: str, suite: str | None) -> read.PageContents:
+    def trainings(self, folder: str, suite: str | None) -> page_contents.PageContents:
         found = find_heads(self.settings.work_dir, folder, suite, mixed=True)
-        return read.trainings_contents(self.settings, found, folder)
+        return page_contents.trainings_contents(self.settings, found, folder)
 
 
 class _Views:
@@ -245,7 +245,9 @@ class _Views:
             Route("/compare", self._compare),
         ]
 
-    def _answer(self, request: Request, address: str, make: Callable[[], read.PageContents]) -> Response:
+    def _answer(
+        self, request: Request, address: str, make: Callable[[], page_contents.PageContents]
+    ) -> Response:
         """Answer with a page, or for a page that updates itself with data; 304 if it has these."""
         try:
             found = self._pages.get(address, make)
@@ -281,7 +283,7 @@ class _Views:
         if len(names) < FEWEST_COMPARED:
             return PlainTextResponse("name two evaluations: /compare?id=…&id=…", status_code=404)
         return self._answer(
-            request, str(request.url), lambda: read.comparison_contents(self._settings, names)
+            request, str(request.url), lambda: page_contents.comparison_contents(self._settings, names)
         )
 
 

@@ -9,9 +9,9 @@ from rich.console import Console
 
 from coordinator.base.words import first_of
 from coordinator.report.learning_curves import point_labels
+from coordinator.report.row_verdicts import VERDICTS_NOTE, name_of, overall_of
 from coordinator.report.scores import Difference, Evaluation, key_difference
 from coordinator.report.tables import Parts, Sheet, print_parts
-from coordinator.report.verdicts import VERDICTS_NOTE, name_of, overall_of
 from evaljobs.contract.columns import DENSE
 
 DIFFERENCE_WORDS: Mapping[str, str] = {

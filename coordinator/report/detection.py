@@ -23,7 +23,7 @@ from coordinator.report.load_series import find_heads, load_documents
 from coordinator.report.pairs import score_differences
 from coordinator.report.scores import Evaluation
 from coordinator.report.tables import Parts, Sheet
-from coordinator.report.trainings import by_training
+from coordinator.report.training_files import by_training
 from coordinator.verdicts.paired import ALPHA
 from coordinator.verdicts.screening import WORST_FLIPS, detectable_change, documents_needed, errors_needed
 from evaljobs.contract.columns import DENSE

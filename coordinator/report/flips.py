@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from coordinator.report.columns import sample_file, sample_lines
+from coordinator.report.stored_documents import sample_file, sample_lines
 from evaljobs.contract.columns import MARGIN, choices_of, document_signals
 from evaljobs.contract.paths import EvaluationPaths
 

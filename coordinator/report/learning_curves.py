@@ -1,6 +1,6 @@
 """Learning curves: scores of one training's checkpoints. Pure.
 
-Rule: a curve is one suite, task, metric and filter over training steps, a point per checkpoint. `coordinator.report.verdicts`
+Rule: a curve is one suite, task, metric and filter over training steps, a point per checkpoint. `coordinator.report.row_verdicts`
 decides since when it is worse.
 """
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from rich.console import Console
 
-from coordinator.report.columns import sample_file
 from coordinator.report.scores import scores_of
+from coordinator.report.stored_documents import sample_file
 from coordinator.report.tables import Sheet, print_parts
-from evaljobs.contract.folded import open_file
+from evaljobs.contract.archived_files import open_file
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import Record
 

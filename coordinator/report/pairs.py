@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coordinator.errors import OperatorError
-from coordinator.report.columns import read_documents
 from coordinator.report.comparisons import comparison_rows
 from coordinator.report.load_series import read_document
+from coordinator.report.row_verdicts import UNLIKE_WORDS, add_verdicts, is_mean
 from coordinator.report.scores import Evaluation, ScoreValue, key_difference
-from coordinator.report.verdicts import UNLIKE_WORDS, add_verdicts, is_mean
+from coordinator.report.stored_documents import read_documents
 from coordinator.verdicts.paired import FEW_CLUSTERS, Paired, compare_paired
 from evaljobs.contract.columns import CLUSTER, DENSE, DOCUMENT, HASH, Documents
 from evaljobs.contract.paths import EvaluationPaths

@@ -22,10 +22,10 @@ from coordinator.report.comparisons import (
     show_differences,
 )
 from coordinator.report.learning_curves import Curve, CurvePoint, Series, point_labels
+from coordinator.report.row_verdicts import SERIES_NOTE
 from coordinator.report.scores import Evaluation
 from coordinator.report.tables import Parts, Sheet, print_parts
 from coordinator.report.training import Training, drops_of, training_sentence, training_title
-from coordinator.report.verdicts import SERIES_NOTE
 
 MARKS = "*o+x#@%&"
 COLOURS = ("green", "blue", "red", "magenta", "cyan", "yellow", "default", "default")

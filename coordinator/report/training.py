@@ -1,7 +1,7 @@
 """`Training`: statements about all checkpoints of a training: comparisons of the newest one, drops, means. Pure.
 
 Rule: a training is the folder of its checkpoints, with one suite in one mode. Pages, terminal, JSON and news print this
-record; none computes a verdict, a level or a mean. `coordinator.report.trainings` stores it.
+record; none computes a verdict, a level or a mean. `coordinator.report.training_files` stores it.
 """
 
 from __future__ import annotations

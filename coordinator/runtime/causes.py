@@ -13,10 +13,10 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from coordinator.diagnosis import rules
+from coordinator.diagnosis.diagnose import Diagnosis, diagnose, diagnose_state
 from coordinator.diagnosis.reader import CHUNK
-from coordinator.diagnosis.verdict import Diagnosis, diagnose, diagnose_state
 from coordinator.errors import OperatorError
-from evaljobs.contract import folded
+from evaljobs.contract import archived_files
 from evaljobs.contract.outcomes import OUTCOME, Failed
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
@@ -49,9 +49,9 @@ def _read(path: Path) -> Iterator[bytes]:
 def job_failures(paths: EvaluationPaths) -> dict[str, Failed]:
     """Return job or trial -> the outcome of its failure, retried ones included."""
     found = {}
-    for file in folded.files_in(paths.outcomes, "*.failed.json"):
+    for file in archived_files.files_in(paths.outcomes, "*.failed.json"):
         with suppress(OSError, ValidationError):
-            outcome = OUTCOME.validate_json(folded.read_bytes(file))
+            outcome = OUTCOME.validate_json(archived_files.read_bytes(file))
             if isinstance(outcome, Failed):
                 found[outcome.name] = outcome
     return found
@@ -74,8 +74,8 @@ def cause_of_log(log: Path, word: str) -> Diagnosis:
     if said.reason is not None:
         return said
     logs = {}
-    with suppress(OSError), folded.open_file(log) as file:
-        file.seek(max(0, folded.file_size(log) - MOST_BYTES))
+    with suppress(OSError), archived_files.open_file(log) as file:
+        file.seek(max(0, archived_files.file_size(log) - MOST_BYTES))
         logs = {log.name: [file.read(MOST_BYTES)]}
     return diagnose(logs, state=word or FAILED_STATE).diagnosis
 
@@ -83,4 +83,4 @@ def cause_of_log(log: Path, word: str) -> Diagnosis:
 def cause_of_trial(paths: EvaluationPaths, trial: str, word: str) -> Diagnosis:
     """Diagnose a trial by name, like `cause_of_log`."""
     logs = [paths.log(trial), paths.log(trial.removesuffix(".0"))]
-    return cause_of_log(next(filter(folded.file_exists, logs), logs[0]), word)
+    return cause_of_log(next(filter(archived_files.file_exists, logs), logs[0]), word)

@@ -12,7 +12,7 @@ from coordinator.intake.inbox import Notice, leave_notice
 from coordinator.intake.pending import waits_for_daemon
 from coordinator.intake.work_folder import refuse_guest
 from coordinator.runtime.journal import Journal, check_format
-from coordinator.runtime.summaries import find_folder
+from coordinator.runtime.known_evaluations import find_folder
 from coordinator.runtime.summary import read_ended_summary
 from coordinator.runtime.work_lock import WorkLock, is_daemon
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths

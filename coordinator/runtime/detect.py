@@ -14,7 +14,7 @@ from statistics import median
 
 from coordinator.allocation import job_limits
 from coordinator.cluster import COORDINATOR_ENDED, Job, JobState, slurm_limits
-from coordinator.diagnosis.verdict import Diagnosis
+from coordinator.diagnosis.diagnose import Diagnosis
 from coordinator.evaluation import jobs
 from coordinator.evaluation.ending import RELEASED_PURPOSES
 from coordinator.evaluation.events import (

@@ -35,8 +35,8 @@ from coordinator.runtime.journal import read_events
 from coordinator.runtime.reuse import REUSED
 from coordinator.runtime.screens import screens_of
 from coordinator.runtime.summary import halt_of, is_alive, last_sign, read_json, read_summary
+from evaljobs.contract.archived_files import read_bytes
 from evaljobs.contract.columns import DENSE
-from evaljobs.contract.folded import read_bytes
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.paths import EvaluationPaths, batch_index_file, entry_manifest, request_set_manifest
 from evaljobs.contract.specs import BatchIndex, RequestSetManifest

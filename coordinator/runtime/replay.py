@@ -7,7 +7,7 @@ from coordinator.errors import OperatorError
 from coordinator.evaluation.events import AnyEvent
 from coordinator.evaluation.state import State
 from coordinator.runtime.journal import read_events, replayed_state
-from coordinator.runtime.summaries import find_folder
+from coordinator.runtime.known_evaluations import find_folder
 from evaljobs.contract.paths import EvaluationPaths
 
 

@@ -30,7 +30,7 @@ from coordinator.evaluation.state import EntryState, State
 from coordinator.intake import request_sets
 from coordinator.intake.source_keys import Present
 from coordinator.runtime.journal import read_events
-from evaljobs.contract.folded import file_exists, file_size, files_in, open_file, read_bytes
+from evaljobs.contract.archived_files import file_exists, file_size, files_in, open_file, read_bytes
 from evaljobs.contract.names import PLACES, ShardId
 from evaljobs.contract.outcomes import Scored
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths, slug

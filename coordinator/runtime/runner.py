@@ -25,7 +25,7 @@ from coordinator.base.listing import Listing
 from coordinator.base.version import version_text
 from coordinator.cluster import Job, JobState
 from coordinator.cluster.sbatch_text import log_file
-from coordinator.diagnosis.verdict import Diagnosis, diagnosis_in_words
+from coordinator.diagnosis.diagnose import Diagnosis, diagnosis_in_words
 from coordinator.evaluation import scoring, shards
 from coordinator.evaluation import step as machine
 from coordinator.evaluation.actions import Action, CancelJob, ReleaseClaims, SubmitJob
@@ -46,10 +46,10 @@ from coordinator.runtime import causes, detect
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.finalize import make_report_or_none
 from coordinator.runtime.journal import CopiedJournalError, Journal, line_of, replayed_state
-from coordinator.runtime.summarise import summary_now, values_in
+from coordinator.runtime.make_summary import summary_now, values_in
 from coordinator.runtime.summary import WRITE_SECONDS, Summary, failed_jobs, write_summary
 from coordinator.services.metric_queue import MetricQueue
-from evaljobs.contract.folded import file_exists
+from evaljobs.contract.archived_files import file_exists
 from evaljobs.contract.outcomes import OUTCOME, Failed
 from evaljobs.contract.paths import EvaluationPaths, entry_manifest, request_set_manifest
 from evaljobs.contract.specs import FrameRef

@@ -19,14 +19,14 @@ from coordinator.errors import OperatorError
 from coordinator.evaluation.actions import JudgeScreen
 from coordinator.evaluation.events import ScreenJudged
 from coordinator.evaluation.records import EvaluationRecord, Screening, ScreenScore
-from coordinator.report.columns import read_documents
 from coordinator.report.load_series import find_heads, read_document
+from coordinator.report.row_verdicts import is_mean
 from coordinator.report.scores import Evaluation, Head, ScoreValue, head_of
-from coordinator.report.verdicts import is_mean
+from coordinator.report.stored_documents import read_documents
 from coordinator.runtime.summary import read_evaluation
 from coordinator.verdicts.screening import asking_order, judge_screening, likely_share, question_of
+from evaljobs.contract.archived_files import read_bytes
 from evaljobs.contract.columns import CLUSTER, DENSE, DOCUMENT, HASH, unpack_columns
-from evaljobs.contract.folded import read_bytes
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import Blocks, TaskEntry
 

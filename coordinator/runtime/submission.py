@@ -15,7 +15,7 @@ from coordinator.errors import OperatorError
 from coordinator.intake import inbox, pending, resubmit
 from coordinator.intake.work_folder import refuse_guest
 from coordinator.runtime.journal import Journal
-from coordinator.runtime.summaries import find_folder
+from coordinator.runtime.known_evaluations import find_folder
 from coordinator.runtime.summary import read_ended_summary, read_evaluation, read_summary
 from coordinator.runtime.work_lock import WorkLock, is_daemon
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths

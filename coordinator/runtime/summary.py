@@ -2,7 +2,7 @@
 
 Rule: the journal remains the truth. A coordinator writes changed summaries of its evaluations at most every WRITE_SECONDS,
 and at the end. Screens, pages, metrics and news read them and replay no journal. The summary of an ended evaluation is valid
-while the journal has the length recorded at the end. `coordinator.runtime.summarise` builds it from a state.
+while the journal has the length recorded at the end. `coordinator.runtime.make_summary` builds it from a state.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field, ValidationError
 
 from coordinator.base.words import clock_time
-from coordinator.diagnosis.verdict import diagnosis_in_words
+from coordinator.diagnosis.diagnose import diagnosis_in_words
 from coordinator.evaluation.records import JOURNAL_FORMAT, EvaluationRecord
 from coordinator.report.load_series import load_documents
 from coordinator.report.scores import (
@@ -33,7 +33,7 @@ from coordinator.report.scores import (
 )
 from coordinator.runtime.causes import cause_of_outcome, cause_of_trial, job_failures
 from coordinator.runtime.work_lock import WorkLock
-from evaljobs.contract import folded
+from evaljobs.contract import archived_files
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import StateRecord
 from evaljobs.contract.storage import write_atomic
@@ -372,6 +372,6 @@ def failed_job(paths: EvaluationPaths, made: Evaluation) -> str:
 def read_json(file: Path) -> dict[str, Any]:
     """Read a JSON object from a file, archived or not; empty if it is missing or storage is unavailable."""
     with suppress(OSError, ValueError):
-        if isinstance(found := json.loads(folded.read_bytes(file)), dict):
+        if isinstance(found := json.loads(archived_files.read_bytes(file)), dict):
             return found
     return {}

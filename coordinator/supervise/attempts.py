@@ -1,4 +1,4 @@
-"""One attempt at a training: a command on this machine, or a Slurm job if the command is `sbatch`. Called by `run`.
+"""One attempt at a training: a command on this machine, or a Slurm job if the command is `sbatch`. Called by `supervision`.
 
 Rule: nothing of a command outlives its supervision. A Slurm job does, and the next supervision follows it.
 """
@@ -23,8 +23,8 @@ from coordinator.cluster import ClusterError, LimitError, local_guardian
 from coordinator.cluster.past_jobs import PastJob, look_up
 from coordinator.cluster.slurm_cli import SlurmCli
 from coordinator.cluster.slurm_limits import remedy_of
+from coordinator.diagnosis.diagnose import CERTAIN_STATES, Diagnosis, diagnose
 from coordinator.diagnosis.reader import CHUNK
-from coordinator.diagnosis.verdict import CERTAIN_STATES, Diagnosis, diagnose
 from coordinator.errors import OperatorError
 from coordinator.runtime.causes import FAILED_STATE, read_logs
 

@@ -1,4 +1,4 @@
-"""The newest checkpoint of a training that is complete. Called by `run`.
+"""The newest checkpoint of a training that is complete. Called by `supervision`.
 
 Rule: names, sizes, headers, and tables of contents are read, never weights, and no code of a pickle is run. A checkpoint is
 complete if it has what its own kind lists (an index, DCP's metadata, the ranks of DeepSpeed or Megatron, the file written

@@ -1,4 +1,4 @@
-"""Decides whether an ended training is restarted, and whether its loss spikes. Pure. Called by `run`.
+"""Decides whether an ended training is restarted, and whether its loss spikes. Pure. Called by `supervision`.
 
 Rule: a failure that a restart cannot fix, such as an error of the user's program, ends the supervision. One without a known
 reason is retried once, and as long as checkpoints are written in between; a kill from outside is not a failure of the
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from coordinator.base.signals import SIGNAL_EXIT_BASE
-from coordinator.diagnosis.verdict import Diagnosis
+from coordinator.diagnosis.diagnose import Diagnosis
 
 KILL_EXIT_CODES = (SIGNAL_EXIT_BASE + 9, SIGNAL_EXIT_BASE + 15)  # SIGKILL, SIGTERM
 # reasons that are kills themselves, by a person or for memory

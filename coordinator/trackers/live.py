@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from pydantic import Field, ValidationError
 
-from coordinator.base.aside import SideProcess
+from coordinator.base.side_process import SideProcess
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
 from coordinator.report.learning_curves import make_series

@@ -18,9 +18,9 @@ from typing import Any
 
 from coordinator.errors import OperatorError
 from coordinator.evaluation.records import EvaluationRecord
-from coordinator.report.columns import sample_file
 from coordinator.report.load_series import read_document
-from evaljobs.contract.folded import read_bytes
+from coordinator.report.stored_documents import sample_file
+from evaljobs.contract.archived_files import read_bytes
 from evaljobs.contract.paths import EvaluationPaths, slug
 from evaljobs.contract.storage import FrameError, read_plain, write_atomic
 from evaljobs.staging.fingerprint import HEADER_LIMIT

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coordinator.errors import OperatorError
-from coordinator.report.columns import read_documents
 from coordinator.report.scores import Evaluation
+from coordinator.report.stored_documents import read_documents
 from evaljobs.contract.columns import pack_columns
 from evaljobs.contract.paths import EvaluationPaths
 

@@ -27,7 +27,7 @@ from typing import IO, TypeVar
 
 import xxhash
 
-from evaljobs.contract.folded import open_file
+from evaljobs.contract.archived_files import open_file
 from evaljobs.contract.outcomes import Outcome, ShardResponses
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import SCHEMA_VERSION, FrameRef, Record

@@ -21,7 +21,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from evaljobs.contract.folded import files_in, read_bytes
+from evaljobs.contract.archived_files import files_in, read_bytes
 from evaljobs.contract.specs import SCHEMA_VERSION, JudgeConfig, Record
 from evaljobs.contract.storage import make_folder, write_atomic
 

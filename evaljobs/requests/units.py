@@ -14,7 +14,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from evaljobs.contract.names import Cut
-from evaljobs.lmeval import tries
+from evaljobs.lmeval import prefix_tries
 from evaljobs.lmeval.batches import (
     Batch,
     Chunk,
@@ -83,7 +83,8 @@ def task_prefix(inputs: Sequence[list[int]], scored: Sequence[int]) -> int:
     """
     first, last = min(inputs), max(inputs)
     common = min(
-        tries.common_prefix_length(first, last), *(len(i) - n for i, n in zip(inputs, scored, strict=True))
+        prefix_tries.common_prefix_length(first, last),
+        *(len(i) - n for i, n in zip(inputs, scored, strict=True)),
     )
     return common if len(inputs) > 1 and common >= MIN_PREFIX else 0
 
@@ -109,7 +110,7 @@ def _joined(found: Sequence[Tree], share: float, most: Callable[[Tree], int]) ->
     """
     made: list[Tree] = []
     for tree in found:
-        common = tries.common_prefix_length(made[-1].inputs[-1], tree.inputs[0]) if made else 0
+        common = prefix_tries.common_prefix_length(made[-1].inputs[-1], tree.inputs[0]) if made else 0
         enough = made and common >= share * len(tree.inputs[0])
         if enough and made[-1].tokens + tree.tokens - common <= most(tree):
             made[-1] = made[-1].joined(tree, common)
@@ -170,7 +171,7 @@ def _units(pieces: Sequence[Piece], max_length: int, budget: int) -> Iterator[Ch
     for members in (cut_off, whole):
         if not members:
             continue
-        inputs = [tries.input_of(piece, max_length) for piece in members]
+        inputs = [prefix_tries.input_of(piece, max_length) for piece in members]
         scored = [len(piece.continuation) for piece in members]
         prefix = task_prefix(inputs, scored) if members is whole else 0
         own = [(tokens[prefix:], piece) for tokens, piece in zip(inputs, members, strict=True)]
@@ -182,7 +183,7 @@ def _filled(found: Sequence[Tree], prefix: int, budget: int) -> Iterator[Chunk]:
     left = sorted(found, key=lambda tree: (-tree.tokens, tree.pieces[0].index))
     while left:
         made, left = rows_of_a_unit(left, budget, prefix)
-        sizes = [tries.trie_size([own for tree in row for own in tree.inputs]) for row in made]
+        sizes = [prefix_tries.trie_size([own for tree in row for own in tree.inputs]) for row in made]
         order = sorted(range(len(made)), key=lambda place: -sizes[place])
         members = [[piece for tree in made[place] for piece in tree.pieces] for place in order]
         unit = Unit(prefix, [len(row) for row in members])

@@ -21,8 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from evaljobs.contract.archived_files import files_in, read_bytes
 from evaljobs.contract.columns import chance_of, columns_of, pack_columns, signal_means
-from evaljobs.contract.folded import files_in, read_bytes
 from evaljobs.contract.outcomes import Executed, Failed, Scored
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths, request_set_manifest, slug
 from evaljobs.contract.specs import ExecuteSpec, FrameRef, RequestSetManifest, ScoreSpec

@@ -37,10 +37,10 @@ from coordinator.evaluation import events as ev
 from coordinator.evaluation.state import State
 from coordinator.evaluation.step import Step
 from coordinator.runtime.journal import Journal, read_events, replayed_state
-from coordinator.runtime.summarise import summary_of
+from coordinator.runtime.make_summary import summary_of
 from coordinator.runtime.summary import write_summary
 from coordinator.runtime.work_lock import WorkLock
-from evaljobs.contract.folded import files_in
+from evaljobs.contract.archived_files import files_in
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.paths import WorkPaths, request_set_manifest
 from evaljobs.contract.specs import RequestSetManifest

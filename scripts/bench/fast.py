@@ -25,7 +25,7 @@ from bench import few_shot
 from bench.harness import Options, RunError, command, option, row, say, targets
 from evaljobs.contract.names import Cut
 from evaljobs.contract.specs import BuildSpec, ModelOptions, SuiteSpec, TaskEntry
-from evaljobs.lmeval import quiet_environment, tries
+from evaljobs.lmeval import prefix_tries, quiet_environment
 from evaljobs.lmeval.batches import Chunk, Piece, RequestsHead, batch_chunks
 from evaljobs.requests.build import build_request_sets, read_requests
 from evaljobs.requests.units import cut_requests
@@ -100,7 +100,9 @@ def saved(options: Options, folder: Path) -> Rows:
             sets = sets_of(options, name, folder)
             fewest = exact = ours = 0
             for head, pieces in sets:
-                fewest += tries.trie_size(sorted(tries.input_of(piece, head.max_length) for piece in pieces))
+                fewest += prefix_tries.trie_size(
+                    sorted(prefix_tries.input_of(piece, head.max_length) for piece in pieces)
+                )
                 exact += tokens_of(list(batch_chunks(head, pieces, CUT.batch_size)))
                 ours += tokens_of(list(cut_requests(head, pieces, CUT)))
             what = f"{task}, {sampler}: tokens computed / fewest possible"

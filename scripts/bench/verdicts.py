@@ -23,11 +23,11 @@ from scipy import stats
 
 from bench.harness import Options, command, option, row, targets
 from coordinator import hook
-from coordinator.report.columns import read_documents as documents_of
 from coordinator.report.comparisons import comparison_rows
 from coordinator.report.load_series import make_evaluation
 from coordinator.report.pairs import Evaluated, compare_evaluated
-from coordinator.report.verdicts import add_verdicts
+from coordinator.report.row_verdicts import add_verdicts
+from coordinator.report.stored_documents import read_documents as documents_of
 from coordinator.verdicts.gate import Policy, judge_rows, outcome_of
 from coordinator.verdicts.paired import POWER, Paired, adjusted_verdicts, compare_paired, confidence_interval
 from coordinator.verdicts.series import ALPHA, cusum_heights, find_worse

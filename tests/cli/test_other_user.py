@@ -19,7 +19,7 @@ from coordinator.doctor import collect
 from coordinator.errors import OperatorError
 from coordinator.intake import hub, suites, work_folder
 from coordinator.intake.checkpoint import inspect_checkpoint, is_hugging_face
-from coordinator.runtime.summaries import find_folder
+from coordinator.runtime.known_evaluations import find_folder
 from coordinator.runtime.work_lock import DAEMON, WorkLock
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.storage import make_file

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from coordinator.cli import app
 from coordinator.cluster.past_jobs import look_up
+from coordinator.diagnosis.diagnose import CERTAIN_STATES
 from coordinator.diagnosis.rules import MOST_TOKENS, Proposal, accept_table, reduce_log
-from coordinator.diagnosis.verdict import CERTAIN_STATES
 from coordinator.errors import OperatorError
 from coordinator.report.load_series import read_document
 from coordinator.runtime.summary import failed_job

@@ -8,10 +8,10 @@ from typing import get_args
 
 import pytest
 
+from coordinator.diagnosis.diagnose import diagnose, diagnose_text
 from coordinator.diagnosis.log import _TELLS
 from coordinator.diagnosis.reader import MOST_LINE, line_blocks
 from coordinator.diagnosis.rules import Owner, find_rule, rule_table
-from coordinator.diagnosis.verdict import diagnose, diagnose_text
 
 NAMES = """\
 NVLinkError CUDAError NodeFailure ECCError NetworkError ConnectionError S3StorageError NCCLTimeoutError NCCLRemoteError

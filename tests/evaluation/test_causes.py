@@ -5,7 +5,7 @@ from support.simulated.parts import record
 from support.simulated.world import World
 
 from coordinator.cluster import JobState
-from coordinator.diagnosis.verdict import diagnose_text
+from coordinator.diagnosis.diagnose import diagnose_text
 from coordinator.evaluation import events as ev
 from coordinator.runtime import detect
 from evaljobs.contract.outcomes import Failed

@@ -14,9 +14,9 @@ from support.trainings import compared, point, results
 
 from coordinator.cli.screen import live_screen
 from coordinator.cli.screen.board import compose_screen, evaluation_table
+from coordinator.cli.screen.evaluation_views import EvaluationView, in_serving_order
 from coordinator.cli.screen.listing import Surroundings, show_left_out, show_pending
 from coordinator.cli.screen.live_screen import ALIVE_SECONDS, Watcher
-from coordinator.cli.screen.standing import EvaluationView, in_serving_order
 from coordinator.cluster import JobState
 from coordinator.cluster.slurm_limits import RULES, limit_in_words, never_starts
 from coordinator.intake import pending

@@ -26,9 +26,9 @@ from coordinator.config.schema import Config
 from coordinator.evaluation import step as machine
 from coordinator.evaluation.events import EVENT, Accepted, Event
 from coordinator.evaluation.records import JOURNAL_FORMAT, RunOptions
-from coordinator.report.columns import sample_lines
+from coordinator.report.stored_documents import sample_lines
 from coordinator.runtime.journal import line_of
-from coordinator.runtime.summarise import find_by_journal
+from coordinator.runtime.make_summary import find_by_journal
 from coordinator.runtime.summary import (
     MAX_WARNINGS,
     Parked,
@@ -38,8 +38,8 @@ from coordinator.runtime.summary import (
     with_document,
     write_summary,
 )
+from evaljobs.contract.archived_files import files_in
 from evaljobs.contract.columns import columns_of, pack_columns
-from evaljobs.contract.folded import files_in
 from evaljobs.contract.paths import EvaluationPaths
 
 SUBJECT = {  # folder -> the evaluation of it that `report` is asked for, by the beginning of its id

@@ -30,7 +30,7 @@ from coordinator.keeping.retention import REMOVED_PARTS, OnDisk, SharedFile, Siz
 from coordinator.report.load_series import read_document
 from coordinator.runtime.finalize import shard_spans
 from coordinator.runtime.journal import Journal, read_events
-from evaljobs.contract import folded
+from evaljobs.contract import archived_files
 from evaljobs.contract.columns import pack_columns, unpack_columns
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.storage import read_frame
@@ -41,9 +41,9 @@ SCORES = RetentionConfig(keep="scores", older_than="0h")
 def contents(paths):
     """Every file of the folders, read as commands read it."""
     return {
-        f"{name}/{file.name}": folded.read_bytes(file)
+        f"{name}/{file.name}": archived_files.read_bytes(file)
         for name in FOLDERS
-        for file in folded.files_in(paths.root / name)
+        for file in archived_files.files_in(paths.root / name)
     }
 
 
@@ -74,7 +74,7 @@ def test_an_evaluation_of_64_nodes_and_60_tasks_is_left_in_8_files(tmp_path):
     assert shard_spans(state, paths) == spans
     for shard in state.shards.by_name.values():
         assert read_frame(paths.responses, shard.frame).shard in state.shards.by_name
-    held = folded.archive_members(folded.archive_of(paths.root)).values()
+    held = archived_files.archive_members(archived_files.archive_of(paths.root)).values()
     stored = {i.filename.startswith("responses/") for i in held if i.compress_type == zipfile.ZIP_STORED}
     assert stored == {True}
 
@@ -86,7 +86,7 @@ def test_the_documents_of_an_ended_evaluation_are_merged_whether_it_is_archived_
     for entry in range(2):
         paths.columns(entry).write_bytes(pack_columns({(entry, f"t{entry}"): one}))
     assert archive_ended(paths, most=most) == (most == 0)
-    assert not folded.files_in(paths.scores, "*.parquet")
+    assert not archived_files.files_in(paths.scores, "*.parquet")
     assert [*unpack_columns(paths.documents.read_bytes(), "").tasks] == ["t0", "t1"]
 
 
@@ -138,7 +138,7 @@ def test_a_reader_of_an_archive_that_is_replaced_meanwhile_has_the_files_bytes(p
     assert archive_ended(paths, most=0)
     expected = contents(paths)
     file = next(f for f in expected if f.startswith("responses/"))
-    listed, replaced = folded._read_members, []
+    listed, replaced = archived_files._read_members, []
 
     def late(archive, *stamp):
         if not replaced:
@@ -152,9 +152,9 @@ def test_a_reader_of_an_archive_that_is_replaced_meanwhile_has_the_files_bytes(p
         return listed(archive, *stamp)
 
     late.cache_clear = listed.cache_clear
-    monkeypatch.setattr(folded, "_read_members", late)
+    monkeypatch.setattr(archived_files, "_read_members", late)
     listed.cache_clear()
-    assert folded.read_bytes(paths.root / file) == expected[file]
+    assert archived_files.read_bytes(paths.root / file) == expected[file]
     assert replaced
 
 
@@ -176,7 +176,7 @@ def test_what_is_open_is_not_archived_and_what_is_no_regular_file_stays(paths, t
     os.mkfifo(paths.logs / "pipe.log")
     assert archive_ended(paths, most=0)
     assert {f.name for f in paths.logs.iterdir()} == {"link.log", "pipe.log", odd.name}
-    assert "logs/link.log" not in folded.archive_members(folded.archive_of(paths.root))
+    assert "logs/link.log" not in archived_files.archive_members(archived_files.archive_of(paths.root))
 
 
 def test_a_full_disk_costs_no_file(made, tmp_path):
@@ -200,7 +200,7 @@ def test_a_damaged_archive_is_an_error_and_costs_no_loose_file(paths, at):
     """Damaged in its members, or in the list of them."""
     shutil.rmtree(paths.responses)  # their frames have checksums of their own
     archive_ended(paths, most=0)
-    archive = folded.archive_of(paths.root)
+    archive = archived_files.archive_of(paths.root)
     data = bytearray(archive.read_bytes())
     place = int(at * len(data)) if at > 0 else len(data) + int(at)
     data[place : place + 8] = bytes(b ^ 0xFF for b in data[place : place + 8])
@@ -297,7 +297,7 @@ def test_prune_changes_nothing_without_yes_and_keeps_baselines(paths, work, tmp_
     assert not paths.samples.exists()
     assert list(read_events(paths.journal))
     assert json.loads(paths.results.read_bytes())["results"]
-    assert len(folded.files_in(paths.scores)) == 2
+    assert len(archived_files.files_in(paths.scores)) == 2
     paths.report.unlink()  # this one is no report
     assert read_document(paths).scores
 

@@ -12,7 +12,7 @@ from coordinator.config.schema import RetentionConfig
 from coordinator.keeping.archive import FOLDERS, archive_ended
 from coordinator.keeping.prune import prune_now, read_work_folder
 from coordinator.runtime.journal import read_events
-from evaljobs.contract.folded import files_in
+from evaljobs.contract.archived_files import files_in
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 pytestmark = pytest.mark.model

@@ -26,10 +26,10 @@ from support.trainings import leave, two_trainings
 from coordinator.config.schema import Config, NotifyConfig
 from coordinator.errors import OperatorError
 from coordinator.monitor import notify
+from coordinator.monitor.daemon_services import Monitor
 from coordinator.monitor.metrics import SILENT_SECONDS, Metrics
 from coordinator.monitor.notify import MOST_WAITING, Notifier
-from coordinator.monitor.watch import Monitor
-from coordinator.runtime.summarise import summary_of
+from coordinator.runtime.make_summary import summary_of
 from coordinator.runtime.summary import Summary, Task, fields_of_record, summary_of_record, with_document
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 

@@ -23,6 +23,7 @@ from support.sites import cluster, on_cluster
 from coordinator.allocation import cordons
 from coordinator.allocation.allocate import Demand, Limits, allocate
 from coordinator.errors import OperatorError
+from coordinator.node_check.checker import CheckedNode, choose_nodes, write_report
 from coordinator.node_check.pairing import (
     Pairing,
     PairTest,
@@ -33,7 +34,6 @@ from coordinator.node_check.pairing import (
     slow_gathers,
     slow_nodes,
 )
-from coordinator.node_check.run import CheckedNode, choose_nodes, write_report
 from evaljobs import node_check
 
 NODES = {f"n{i}" for i in range(1, 6)}

@@ -17,7 +17,7 @@ from support.simulated.world import World
 from support.trainings import point, two_trainings
 
 from coordinator.evaluation.events import JobEnded, Planned
-from coordinator.page import read
+from coordinator.page import page_contents
 from coordinator.page.evaluation import (
     Note,
     Span,
@@ -30,7 +30,7 @@ from coordinator.page.evaluation import (
 from coordinator.page.html import as_json, render_page
 from coordinator.page.index import short_names, training_data
 from coordinator.page.samples import SampleKind, blocks_of, sample_row
-from coordinator.report import trainings
+from coordinator.report import training_files
 from coordinator.report.learning_curves import make_series
 from coordinator.report.measurements import ShardSpan, make_report
 from coordinator.report.training import training_of
@@ -204,7 +204,7 @@ def test_trainings_of_a_page_are_the_folders_of_checkpoints():
         for run in "ab"
         for step in (1, 2)
     ]
-    each = trainings.by_training(points).values()
+    each = training_files.by_training(points).values()
     series = [make_series(of) for of in each]
     data = training_data([(training_of(one, lambda *_: {"verdict": "no evidence"}), one) for one in series])
     assert [(t["name"], len(t["points"])) for t in data["trainings"]] == [("a/ckpt", 2), ("b/ckpt", 2)]
@@ -235,9 +235,9 @@ def test_a_failed_job_without_a_log_shows_the_end_of_its_traceback(tmp_path):
     write_outcome(paths, failed)
     paths.log("es-build-a0").write_text("")
     told = [Note(1.0, name, "failed", True) for name in ("score-0-0", "es-build-a0.0", "gone")]
-    (shown, empty) = read._logs(paths, told)
+    (shown, empty) = page_contents._logs(paths, told)
     assert (shown[0], shown[1].splitlines()[-1], shown[2]) == ("score-0-0", "KeyError", False)
-    assert len(shown[1].splitlines()) == read.LAST_LINES
+    assert len(shown[1].splitlines()) == page_contents.LAST_LINES
     assert (empty[0], empty[2]) == ("es-build-a0", True)
 
 

@@ -20,7 +20,7 @@ from coordinator.report.measurements import LEAST_WAIT_SECONDS, ShardSpan, make_
 from coordinator.report.pauses import Absences, covered_seconds, seconds_within, subtract_spans
 from coordinator.report.render import absence_lines, gpu_table
 from coordinator.report.tokens import token_use
-from coordinator.runtime.summarise import summary_of
+from coordinator.runtime.make_summary import summary_of
 from evaljobs.contract.outcomes import Built, Scored, TrialEnded
 from evaljobs.contract.specs import BatchIndex
 

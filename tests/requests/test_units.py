@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evaljobs.contract.names import Cut, ShardId
-from evaljobs.lmeval import tries
+from evaljobs.lmeval import prefix_tries
 from evaljobs.lmeval.batches import (
     Piece,
     RequestsHead,
@@ -74,14 +74,14 @@ def test_units_hold_each_request_once_within_their_budget(pieces, budget, rng):
     for batch, cost, _ in made:
         prefix = batch.unit.prefix
         rows = [
-            tries.trie_size([tries.input_of(piece, LONGEST)[prefix:] for piece in row])
+            prefix_tries.trie_size([prefix_tries.input_of(piece, LONGEST)[prefix:] for piece in row])
             for row in rows_of(batch)
         ]
         assert cost == len(rows) * max(rows)
         assert cost <= budget or len(rows) == 1
         assert decode_batch(encode_batch(batch)) == batch
         for piece in batch.pieces if prefix else ():
-            own = tries.input_of(piece, LONGEST)
+            own = prefix_tries.input_of(piece, LONGEST)
             assert prefix <= len(own) - len(piece.continuation)
             prefixes.add(tuple(own[:prefix]))
     assert len(prefixes) <= 1
@@ -97,7 +97,7 @@ def test_documents_cost_no_more_than_their_tries_where_they_share_little():
         for _ in range(4):
             ending = [rng.randrange(1000) for _ in range(2)]
             pieces.append(likelihood(len(pieces), document, context, ending))
-    fewest = tries.trie_size(sorted(tries.input_of(piece, LONGEST) for piece in pieces))
+    fewest = prefix_tries.trie_size(sorted(prefix_tries.input_of(piece, LONGEST) for piece in pieces))
     assert sum(tokens for _, tokens, _ in cut(pieces, 8192)) <= 1.05 * fewest
 
 

@@ -19,8 +19,8 @@ from support.loops import serving, until
 from support.simulated.parts import record
 
 from coordinator.base.signals import Signals
-from coordinator.cli.screen.sight import WorkFolderView, _over
-from coordinator.cli.screen.standing import all_summaries, evaluation_views, view_as_json
+from coordinator.cli.screen.evaluation_views import all_summaries, evaluation_views, view_as_json
+from coordinator.cli.screen.work_folder_view import WorkFolderView, _over
 from coordinator.config.schema import ClusterConfig, Config
 from coordinator.errors import RetryError
 from coordinator.evaluation import step as machine

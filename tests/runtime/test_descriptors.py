@@ -14,8 +14,8 @@ from support.fake_cluster import FakeCluster, fake_node
 from support.loops import serving, until
 
 from coordinator.base import clock
+from coordinator.cli.screen.evaluation_views import EvaluationView
 from coordinator.cli.screen.live_screen import Watcher
-from coordinator.cli.screen.standing import EvaluationView
 from coordinator.cluster.slurm_rules import Hosting
 from coordinator.config.schema import Config, WatchConfig
 from coordinator.intake import folder_watch

@@ -18,7 +18,7 @@ from coordinator.intake.inbox import Notice, leave_notice
 from coordinator.keeping.archive import archive_ended
 from coordinator.runtime.summary import read_ended_summary
 from coordinator.runtime.work_lock import UNTIL_IDLE, WorkLock, is_daemon
-from evaljobs.contract.folded import archive_members, archive_of
+from evaljobs.contract.archived_files import archive_members, archive_of
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 pytestmark = pytest.mark.model

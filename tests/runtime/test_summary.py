@@ -14,7 +14,7 @@ from support.simulated.parts import record
 from support.trainings import leave
 
 from coordinator.base.words import format_estimate
-from coordinator.cli.screen.standing import timed_in_words
+from coordinator.cli.screen.evaluation_views import timed_in_words
 from coordinator.cluster import Job
 from coordinator.config.schema import Config
 from coordinator.evaluation.state import (
@@ -29,8 +29,8 @@ from coordinator.evaluation.state import (
 )
 from coordinator.keeping.archive import archive_ended
 from coordinator.report.scores import ScoreValue
-from coordinator.runtime.summaries import Summaries
-from coordinator.runtime.summarise import WAITS_SECONDS, seconds_left, stage_of, summary_now, summary_of
+from coordinator.runtime.known_evaluations import Summaries
+from coordinator.runtime.make_summary import WAITS_SECONDS, seconds_left, stage_of, summary_now, summary_of
 from coordinator.runtime.summary import (
     MOST_BYTES,
     NO_SLOT,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.runtime.journal import Journal, read_events, replayed_state
-from coordinator.runtime.summarise import summary_of
+from coordinator.runtime.make_summary import summary_of
 
 HISTORIES = Path(__file__).parents[1] / "golden" / "histories"
 NAMES = sorted(str(path.relative_to(HISTORIES)) for path in HISTORIES.rglob("*.jsonl.gz"))

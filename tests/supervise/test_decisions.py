@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.diagnosis.diagnose import diagnose_state, diagnose_text
 from coordinator.diagnosis.rules import rule_table
-from coordinator.diagnosis.verdict import diagnose_state, diagnose_text
 from coordinator.errors import OperatorError
 from coordinator.supervise.attempts import sbatch_words
 from coordinator.supervise.decisions import (

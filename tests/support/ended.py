@@ -7,7 +7,7 @@ from pathlib import Path
 from coordinator.cluster.sbatch_text import log_file
 from coordinator.evaluation import events as ev
 from coordinator.runtime.journal import Journal
-from coordinator.runtime.summarise import summary_now
+from coordinator.runtime.make_summary import summary_now
 from coordinator.runtime.summary import write_summary
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import Scored, ShardResponses

@@ -7,8 +7,8 @@ from coordinator.report import pairs
 from coordinator.report.comparisons import comparison_rows
 from coordinator.report.load_series import make_evaluation
 from coordinator.report.measurements import UNMEASURED, Report
+from coordinator.report.row_verdicts import add_verdicts
 from coordinator.report.scores import Evaluation, scores_of
-from coordinator.report.verdicts import add_verdicts
 from evaljobs.contract.columns import Documents, pack_columns, unpack_columns
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import CheckpointSpec, ModelOptions, SuiteSpec, TaskEntry

@@ -11,16 +11,16 @@ from pyarrow import compute, parquet
 from support.commands import typed
 from support.trainings import leave
 
-from coordinator.cli.screen.standing import all_summaries
+from coordinator.cli.screen.evaluation_views import all_summaries
 from coordinator.config.schema import Config, NotifyConfig
-from coordinator.monitor import notify, watch
-from coordinator.page import read
+from coordinator.monitor import daemon_services, notify
+from coordinator.page import page_contents
 from coordinator.page.index import index_data, training_data
-from coordinator.report import trainings
-from coordinator.report.columns import read_documents as documents_of
+from coordinator.report import training_files
 from coordinator.report.load_series import find_heads, find_series, read_document
 from coordinator.report.pairs import Evaluated, compare_one, score_differences
 from coordinator.report.scores import ScoreValue
+from coordinator.report.stored_documents import read_documents as documents_of
 from coordinator.report.training import training_sentence
 from coordinator.runtime.summary import (
     SCHEMA_VERSION,
@@ -68,7 +68,7 @@ def work(tmp_path_factory):
 
 
 def curves(work, **more):
-    found = trainings.series_of(find_series(work, "/runs/a"), Config(work_dir=work, **more))
+    found = training_files.series_of(find_series(work, "/runs/a"), Config(work_dir=work, **more))
     return {curve.name: curve.points for curve in found.curves}
 
 
@@ -93,7 +93,7 @@ def test_a_longer_horizon_is_stricter(work):
 def test_every_view_says_the_same(work):
     """Law: terminal, JSON, CSV, pages, `status` and news print one document: since when, both levels, the mean, verdicts, horizon."""
     settings = Config(work_dir=work)
-    found = trainings.judge_training(settings, find_heads(work, "/runs/a"), whole=True)
+    found = training_files.judge_training(settings, find_heads(work, "/runs/a"), whole=True)
     training, series = found
     stands = training_sentence(training)
     (drop,) = [d for d in training.drops if d.name == "add/acc"]
@@ -132,11 +132,11 @@ def test_every_view_says_the_same(work):
     first = index_data(
         [],
         ended,
-        lambda key, scored: trainings.find_training(settings, key, [s.evaluation_id for s in scored]),
+        lambda key, scored: training_files.find_training(settings, key, [s.evaluation_id for s in scored]),
         0,
     )
     said = [page["clauses"], first["trainings"][0]["standing"]["clauses"]]
-    evaluation = read.evaluation_contents(settings, newest).data["training"]["standing"]["clauses"]
+    evaluation = page_contents.evaluation_contents(settings, newest).data["training"]["standing"]["clauses"]
     assert [[clause["text"] for clause in clauses] for clauses in (*said, evaluation)] == [
         stands.split("; ")
     ] * 3
@@ -144,7 +144,7 @@ def test_every_view_says_the_same(work):
         one
         for s in ended
         if s.evaluation_id == drop.evaluation_id
-        for one in watch.news_of_ended(settings, s)
+        for one in daemon_services.news_of_ended(settings, s)
         if one.fell
     ]
     assert f"add/acc is {drop.words}" in news.text
@@ -156,28 +156,28 @@ def test_what_is_kept_of_a_training_counts_while_its_results_are_those_on_disk(w
     """Law: made once; made anew after results were written again or removed, and for another horizon; and where nothing can be kept."""
     settings = Config(work_dir=shutil.copytree(work, tmp_path / "work"))
     key, ids = ("/runs/a", "mini", "exact"), [p.name for p in settings.work_dir.glob("step-*")]
-    made = trainings.find_training(settings, key, ids)
-    assert trainings.read_kept(settings, key, ids) == made
-    assert trainings.read_kept(settings, key, [*ids, "another"]) is None
-    assert trainings.read_kept(settings.model_copy(update={"horizon": 7}), key, ids) is None
+    made = training_files.find_training(settings, key, ids)
+    assert training_files.read_kept(settings, key, ids) == made
+    assert training_files.read_kept(settings, key, [*ids, "another"]) is None
+    assert training_files.read_kept(settings.model_copy(update={"horizon": 7}), key, ids) is None
     some = find_heads(settings.work_dir, "/runs/a/step-?00")
-    assert trainings.judge_training(settings, some, whole=False)[0].scored == made.scored[1:10]
+    assert training_files.judge_training(settings, some, whole=False)[0].scored == made.scored[1:10]
     assert (
-        trainings.read_kept(settings, key, ids) == made
+        training_files.read_kept(settings, key, ids) == made
     )  # a part of the checkpoints is not kept in its place
     (file,) = (settings.work_dir / "cache" / "trainings").iterdir()
     results = settings.work_dir / made.scored[-1][0] / "results.json"
     changed = json.loads(results.read_text())
     changed["results"]["add"]["acc,none"] = 1.0
     results.write_text(json.dumps(changed))
-    assert trainings.read_kept(settings, key, ids) is None
-    assert trainings.find_training(settings, key, ids).mean[-1] == 1.0
+    assert training_files.read_kept(settings, key, ids) is None
+    assert training_files.find_training(settings, key, ids).mean[-1] == 1.0
     shutil.rmtree(results.parent)
-    assert trainings.find_training(settings, key, ids[:1]).scored == made.scored[:-1]
+    assert training_files.find_training(settings, key, ids[:1]).scored == made.scored[:-1]
     file.unlink()
     file.parent.rmdir()
     file.parent.touch()  # nothing can be written there
-    assert trainings.find_training(settings, key, ids[:1]).scored == made.scored[:-1]
+    assert training_files.find_training(settings, key, ids[:1]).scored == made.scored[:-1]
 
 
 def test_differences_are_kept_until_a_result_changes(work):
@@ -280,7 +280,10 @@ def test_the_daemon_tells_what_fell_and_what_its_gate_says(work, tmp_path):
     points = curves(work)["add/acc"]
     places = [EvaluationPaths(work / p.evaluation_id) for p in points]
     ends = [summary_of_record(place, "").model_copy(update={"ended_at": 1.0}) for place in places]
-    told = [[drop.task for one in watch.news_of_ended(settings, end) for drop in one.fell] for end in ends]
+    told = [
+        [drop.task for one in daemon_services.news_of_ended(settings, end) for drop in one.fell]
+        for end in ends
+    ]
     assert ["add" in tasks for tasks in told] == [p.worse is not None for p in points]
     gates = [notify.gate_outcome(settings, end) for end in ends]
     assert [outcome for outcome, _ in gates][AT] == "regression"

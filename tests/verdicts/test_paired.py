@@ -12,7 +12,7 @@ from scipy import stats
 from support.trainings import compared
 
 from coordinator.errors import OperatorError
-from coordinator.report.verdicts import overall_difference
+from coordinator.report.row_verdicts import overall_difference
 from coordinator.verdicts.gate import Policy, judge_rows, outcome_of
 from coordinator.verdicts.paired import (
     FEW_CLUSTERS,

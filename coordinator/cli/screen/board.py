@@ -17,7 +17,12 @@ from rich.text import Text
 
 from coordinator.base.clock import SKEW_SECONDS
 from coordinator.base.words import by_reason, clock_time, first_of, format_estimate, format_seconds
-from coordinator.cli.screen.standing import EvaluationView, back_off_seconds_left, held_jobs, seconds_left
+from coordinator.cli.screen.evaluation_views import (
+    EvaluationView,
+    back_off_seconds_left,
+    held_jobs,
+    seconds_left,
+)
 from coordinator.report.scores import ScoreValue
 from coordinator.report.tables import Parts, Sheet
 from coordinator.runtime.summary import PAUSED, STOPPED_ADVICE, Lane, Summary

@@ -24,7 +24,7 @@ from coordinator.base.signals import Signals, cancelled_by_slurm
 from coordinator.base.words import by_reason, format_seconds
 from coordinator.cli.app import TerminalMessages
 from coordinator.cli.screen.board import compose_screen, score_in_brief, value_in_words
-from coordinator.cli.screen.standing import EvaluationView, in_serving_order
+from coordinator.cli.screen.evaluation_views import EvaluationView, in_serving_order
 from coordinator.errors import ExitCode
 from coordinator.report.tables import Parts
 from coordinator.runtime.loop import Coordinator

@@ -22,9 +22,9 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from evaljobs.contract.engine_traits import growing_rope
 from evaljobs.errors import one_line
-from evaljobs.lmeval import tries
+from evaljobs.lmeval import prefix_tries
 from evaljobs.lmeval.batches import Batch, Piece, Unit
-from evaljobs.lmeval.tries import input_of, tokens_of
+from evaljobs.lmeval.prefix_tries import input_of, tokens_of
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class UnitTensors:
 
 def unit_tensors(rows: Sequence[Sequence[LikelihoodRequest]], prefix: int) -> UnitTensors:
     """Build the tensors of a unit on the CPU. `prefix`: tokens of the task prefix. Requests in order of rows."""
-    laid = [tries.lay_out_trie([ask.tokens for ask in row]) for row in rows]
+    laid = [prefix_tries.lay_out_trie([ask.tokens for ask in row]) for row in rows]
     width = max(row[-1].end for row in laid)
     tokens: NDArray[np.int64] = np.zeros((len(rows), width), dtype=np.int64)
     positions: NDArray[np.int64] = np.zeros((len(rows), width), dtype=np.int64)

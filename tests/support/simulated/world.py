@@ -7,7 +7,7 @@ a number. A seed replays exactly.
 from functools import partial
 
 from coordinator.allocation import job_limits
-from coordinator.diagnosis.verdict import diagnose_state
+from coordinator.diagnosis.diagnose import diagnose_state
 from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
 from coordinator.evaluation import scoring, shards

@@ -22,11 +22,11 @@ from coordinator.keeping.housekeeping import Housekeeper
 from coordinator.monitor import notify
 from coordinator.monitor.gate import read_policy
 from coordinator.monitor.notify import News, notifier_of
-from coordinator.node_check.run import NodeChecker
-from coordinator.report import trainings
+from coordinator.node_check.checker import NodeChecker
+from coordinator.report import training_files
 from coordinator.report.training import training_sentence
+from coordinator.runtime.known_evaluations import Summaries
 from coordinator.runtime.loop import Coordinator
-from coordinator.runtime.summaries import Summaries
 from coordinator.runtime.summary import Summary, fields_of_record
 from coordinator.trackers.live import Exporter
 from evaljobs.contract.paths import WorkPaths
@@ -144,10 +144,10 @@ def news_of_ended(settings: Config, end: Summary, patience: float = 0.0) -> Iter
     yield notify.ended_news(end, notify.gate_outcome(settings, end))
     until = time.monotonic() + patience
     while end.scores and time.monotonic() < until:
-        if trainings.read_kept(settings, end.training, [end.evaluation_id]):
+        if training_files.read_kept(settings, end.training, [end.evaluation_id]):
             break
         time.sleep(LOOK_SECONDS)
-    training = trainings.find_training(settings, end.training, [end.evaluation_id])
+    training = training_files.find_training(settings, end.training, [end.evaluation_id])
     if training and (drops := [d for d in training.drops if d.evaluation_id == end.evaluation_id]):
         yield notify.drop_news(end, drops, training_sentence(training))
 

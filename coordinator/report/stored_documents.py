@@ -13,8 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evaljobs.contract.archived_files import file_exists, files_in, open_file, read_bytes
 from evaljobs.contract.columns import Documents, pack_columns, unpack_columns
-from evaljobs.contract.folded import file_exists, files_in, open_file, read_bytes
 from evaljobs.contract.paths import EvaluationPaths, slug
 from evaljobs.contract.storage import write_atomic
 

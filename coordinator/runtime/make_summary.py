@@ -33,7 +33,7 @@ from coordinator.runtime.summary import (
     summary_of_record,
     with_document,
 )
-from evaljobs.contract.folded import archive_of
+from evaljobs.contract.archived_files import archive_of
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.paths import EvaluationPaths
 

@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from coordinator.cli.screen.standing import all_summaries
+from coordinator.cli.screen.evaluation_views import all_summaries
 from coordinator.config.schema import Config
 from coordinator.page.index import TrainingStanding, trainings_of
-from coordinator.report import trainings
+from coordinator.report import training_files
 from coordinator.report.tables import Parts
 from coordinator.report.training import Training, training_clauses, training_sentence, training_title
 from coordinator.runtime.summary import Halt, Summary, halt_of
@@ -30,9 +30,9 @@ def training_standings(
         paths = EvaluationPaths(settings.work_dir / summary.evaluation_id)
         return None if summary.ended_at is not None else halt_of(summary, paths, held=held)
 
-    def find(key: trainings.Key, scored: Sequence[Summary]) -> Training | None:
+    def find(key: training_files.Key, scored: Sequence[Summary]) -> Training | None:
         return (
-            trainings.find_training(settings, key, [s.evaluation_id for s in scored])
+            training_files.find_training(settings, key, [s.evaluation_id for s in scored])
             if len(scored) > 1
             else None
         )

@@ -21,22 +21,22 @@ from coordinator.errors import EvalspanError
 from coordinator.evaluation.events import AnyEvent
 from coordinator.evaluation.state import State
 from coordinator.page import evaluation, index, samples
-from coordinator.report import trainings
-from coordinator.report.columns import read_documents as documents_of
-from coordinator.report.columns import sample_file
+from coordinator.report import training_files
 from coordinator.report.comparisons import heads_of
 from coordinator.report.load_series import is_folder, load_documents
 from coordinator.report.pairs import compare_evaluations
+from coordinator.report.row_verdicts import VERDICTS_NOTE, name_of, overall_of
 from coordinator.report.scores import Head, scores_of, with_signals
+from coordinator.report.stored_documents import read_documents as documents_of
+from coordinator.report.stored_documents import sample_file
 from coordinator.report.training import Against, clause_against
-from coordinator.report.verdicts import VERDICTS_NOTE, name_of, overall_of
 from coordinator.runtime.finalize import results_in_files, results_of
 from coordinator.runtime.journal import has_other_format, read_events
+from coordinator.runtime.known_evaluations import Summaries, find_folder, find_record
+from coordinator.runtime.make_summary import summary_now
 from coordinator.runtime.replay import find_evaluation
-from coordinator.runtime.summaries import Summaries, find_folder, find_record
-from coordinator.runtime.summarise import summary_now
 from coordinator.runtime.summary import Halt, Summary, halt_of, read_ended_summary, read_json
-from evaljobs.contract.folded import file_exists, open_file, read_bytes
+from evaljobs.contract.archived_files import file_exists, open_file, read_bytes
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 MOST_BEFORE = 60  # earlier checkpoints whose scores a page shows
@@ -97,7 +97,7 @@ def _beside(
         for document in load_documents(settings.work_dir, scored)
     ]
     ids = [s.evaluation_id for s in members if s.ended_at and s.scores]
-    standing = trainings.find_training(settings, one.training, ids) if ids else None
+    standing = training_files.find_training(settings, one.training, ids) if ids else None
     last = scored[-1] if scored and one.ended_at is not None else None
     found, whole = _changes(settings, last.evaluation_id, name) if last else ({}, None)
     against = None
@@ -133,7 +133,7 @@ def _changes(
             found[name_of(row)] = {"change": row["change"]} | {
                 k: said.get(k) for k in ("reach", "verdict", "words")
             }
-        return found, trainings.against_of(rows)
+        return found, training_files.against_of(rows)
     return {}, None
 
 
@@ -153,8 +153,8 @@ def trainings_contents(
     settings: Config, heads: Sequence[Head], selector: str, *, dense: bool = False
 ) -> PageContents:
     """Return the page of checkpoints, by training, with verdicts. `selector`: the name that selected them."""
-    whole, each = is_folder(selector), trainings.by_training(heads).values()
-    made = [trainings.judge_training(settings, of, whole=whole, scores=False) for of in each]
+    whole, each = is_folder(selector), training_files.by_training(heads).values()
+    made = [training_files.judge_training(settings, of, whole=whole, scores=False) for of in each]
     data = index.training_data((standing, series.shown(dense=dense)) for standing, series in made)
     return _made(", ".join(dict.fromkeys(t["name"] for t in data["trainings"])), data)
 

@@ -25,11 +25,11 @@ from coordinator.cluster import ClusterError
 from coordinator.cluster.job_environment import client_environment
 from coordinator.cluster.slurm_cli import SlurmCli
 from coordinator.config.schema import Config
-from coordinator.diagnosis.verdict import Diagnosis
+from coordinator.diagnosis.diagnose import Diagnosis
 from coordinator.errors import EvalspanError, OperatorError
 from coordinator.intake.checkpoint import step_of
 from coordinator.monitor import notify
-from coordinator.node_check.run import check_nodes
+from coordinator.node_check.checker import check_nodes
 from coordinator.runtime import wiring
 from coordinator.runtime.causes import accept_rules
 from coordinator.supervise.attempts import Attempt, BatchJob, Child, sbatch_words

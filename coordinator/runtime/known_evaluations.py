@@ -118,7 +118,7 @@ class Summaries:
             return self._replayed.get(paths.root.name, (0, None))[1]
         known = self._replayed.get(paths.root.name)
         if known is None or known[0] != size:
-            from coordinator.runtime.summarise import find_by_journal  # noqa: PLC0415 (few evaluations need the state machine)
+            from coordinator.runtime.make_summary import find_by_journal  # noqa: PLC0415 (few evaluations need the state machine)
 
             known = self._replayed[paths.root.name] = size, find_by_journal(paths, time.time())
         return known[1]

@@ -35,9 +35,9 @@ from coordinator.report.learning_curves import (
 )
 from coordinator.report.load_series import find_heads, load_documents, written_at
 from coordinator.report.pairs import compare_evaluations, score_differences
+from coordinator.report.row_verdicts import judge_curves, name_of, overall_of
 from coordinator.report.scores import Evaluation, Head, head_of
 from coordinator.report.training import Training, training_of
-from coordinator.report.verdicts import judge_curves, name_of, overall_of
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths, slug
 from evaljobs.contract.specs import StateRecord
 from evaljobs.contract.storage import make_folder, read_record, write_atomic

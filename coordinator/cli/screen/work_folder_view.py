@@ -24,14 +24,14 @@ from coordinator.allocation import cordons
 from coordinator.base.clock import Throttle
 from coordinator.base.signals import Signals
 from coordinator.cli.screen.board import evaluation_table
+from coordinator.cli.screen.evaluation_views import EvaluationView, view_of
 from coordinator.cli.screen.listing import Surroundings
 from coordinator.cli.screen.live_screen import Watcher
-from coordinator.cli.screen.standing import EvaluationView, view_of
 from coordinator.cluster import JobState, NodeState
 from coordinator.config.schema import Config
 from coordinator.intake import inbox, pending
 from coordinator.report.tables import print_parts
-from coordinator.runtime.summaries import Summaries
+from coordinator.runtime.known_evaluations import Summaries
 from coordinator.runtime.summary import GIVEN_UP
 from coordinator.runtime.work_lock import WorkLock, is_daemon
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths

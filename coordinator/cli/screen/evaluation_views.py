@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator.base.words import format_seconds
 from coordinator.config.schema import Config
 from coordinator.evaluation.records import job_prefix
-from coordinator.runtime.summaries import Summaries
+from coordinator.runtime.known_evaluations import Summaries
 from coordinator.runtime.summary import (
     NO_SLOT,
     NOTHING_FREE,

@@ -23,7 +23,7 @@ from typing import Any
 from pydantic import Field
 
 from coordinator.allocation import cordons
-from coordinator.base.aside import SideProcess
+from coordinator.base.side_process import SideProcess
 from coordinator.cluster import Cluster, ClusterError, NodesJob, NodeState
 from coordinator.cluster.node_choice import in_hostlist
 from coordinator.config.schema import Config
