@@ -20,16 +20,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from coordinator.base.words import options_of, typed_command
-from coordinator.config import toml
-from coordinator.config.schema import Config
+from coordinator.decide.evaluation.state import State
 from coordinator.errors import EvalspanError, OperatorError
-from coordinator.evaluation.state import State
 from coordinator.intake import from_settings, hub, inbox, places, request_sets, resubmit, suites, work_folder
 from coordinator.intake.suites import PathLike, SuiteSettings
 from coordinator.intake.work_folder import refuse_guest
-from coordinator.keeping.archive import archive_all
-from coordinator.report import load_series
-from coordinator.report.learning_curves import make_series
+from coordinator.operations.keeping.archive import archive_all
+from coordinator.results.report import load_series
+from coordinator.results.report.learning_curves import make_series
 from coordinator.runtime import control
 from coordinator.runtime.finalize import Results, results_in_files, results_of, rows_of
 from coordinator.runtime.journal import Journal, OtherFormatError
@@ -46,12 +44,14 @@ from coordinator.runtime.submission import (
 )
 from coordinator.runtime.summary import read_ended_summary
 from coordinator.runtime.work_lock import WorkLock, is_daemon
+from coordinator.site.config import toml
+from coordinator.site.config.schema import Config
 from evaljobs.contract.engine_traits import ENDPOINT
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import SuiteSpec
 
 if TYPE_CHECKING:
-    from coordinator.evaluation.records import EvaluationRecord
+    from coordinator.decide.evaluation.records import EvaluationRecord
     from coordinator.runtime.loop import Coordinator
 
 __all__ = [
@@ -265,7 +265,7 @@ def _evaluated(
     checked: Callable[[EvaluationRecord], EvaluationRecord],
 ) -> Results:
     """Begin or resume an evaluation, and wait for its scores. `checked`: a new one's record as the site has it run."""
-    from coordinator.trackers.live import Exporter
+    from coordinator.results.trackers.live import Exporter
 
     site = coordinator.performer.site
     paths = site.paths.evaluation(record.evaluation_id)
@@ -329,9 +329,9 @@ def _checked(
 
     Raise OperatorError if its jobs could not run, RetryError if the cluster cannot be reached.
     """
-    from coordinator.cluster import ClusterError
     from coordinator.intake.validate import check_cluster, no_answer_message
     from coordinator.runtime import wiring
+    from coordinator.site.cluster import ClusterError
 
     source, asks = record.checkpoint.source, not record.rescores
     check_suite(record.suite, settings, observer, prepare, source, convert=record.convert, asks=asks)
@@ -362,9 +362,9 @@ def check_suite(
 
     `prepare`: options of `evalspan prepare`; `checkpoint`: its folder, if one is named; `asks`: whether a model is to answer.
     """
-    from coordinator.doctor.shared_storage import check_shared
     from coordinator.intake.endpoint import NO_LIKELIHOODS, gives_likelihoods
     from coordinator.intake.validate import check_tasks, settings_passed_over
+    from coordinator.operations.doctor.shared_storage import check_shared
 
     without = ""
     if settings.trial.engine == ENDPOINT and asks:

@@ -3,7 +3,7 @@ FOLDER`.
 
 Rule: one process per GPU (on CPUs: per node), started by srun. Each leaves a record FOLDER/NODE.LOCAL.json before the
 collective and after it, so that one which dies or hangs is identified by it. It exits after --seconds. All products are of
-integers, so that every device must produce identical results. Submitted by `coordinator.node_check.checker`.
+integers, so that every device must produce identical results. Submitted by `coordinator.operations.node_check.checker`.
 """
 
 from __future__ import annotations

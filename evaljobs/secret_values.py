@@ -1,6 +1,6 @@
 """Detection of secrets, by name or by appearance. Pure.
 
-Rule: no record, log or command line contains a secret. Settings and suites with one are refused (`coordinator.config.toml`);
+Rule: no record, log or command line contains a secret. Settings and suites with one are refused (`coordinator.site.config.toml`);
 texts of libraries that go into logs and outcomes pass through `scrub_text` first. A name alone is not a secret.
 """
 

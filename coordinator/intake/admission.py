@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from coordinator.config import toml
-from coordinator.config.schema import Config, WatchConfig
 from coordinator.errors import OperatorError
 from coordinator.intake import suites
 from coordinator.intake.inbox import Notice
+from coordinator.site.config import toml
+from coordinator.site.config.schema import Config, WatchConfig
 from evaljobs.contract.specs import SuiteSpec
 
 

@@ -19,8 +19,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from coordinator.base.run_command import CommandError
+from coordinator.decide.evaluation.job_specs import Site
 from coordinator.errors import OperatorError
-from coordinator.evaluation.job_specs import Site
 from coordinator.intake.source_keys import evaljobs_says
 from evaljobs.contract.paths import task_catalogue
 from evaljobs.contract.specs import SuiteSpec, TaskEntry

@@ -22,8 +22,8 @@ from typing import Any
 
 from coordinator import trained_values
 from coordinator.base.words import CONTROL_CHARACTERS, first_of
+from coordinator.decide.evaluation.records import is_snapshot
 from coordinator.errors import OperatorError
-from coordinator.evaluation.records import is_snapshot
 from coordinator.hook import PIN_PREFIX
 from evaljobs.contract.engine_traits import growing_rope
 from evaljobs.contract.specs import CheckpointFile, CheckpointSpec, Weights

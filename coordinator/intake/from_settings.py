@@ -25,16 +25,16 @@ from pathlib import Path
 import evaljobs
 import priors
 from coordinator.base.run_command import CommandError, run_command
-from coordinator.cluster.local import gpu_names
-from coordinator.cluster.slurm_rules import FEW_WORKERS
-from coordinator.config.schema import Config, TrialConfig
+from coordinator.decide.evaluation.job_specs import Site
+from coordinator.decide.evaluation.records import EvaluationRecord, Inputs, RunOptions, evaluation_id
 from coordinator.errors import EvalspanError, OperatorError, RetryError
-from coordinator.evaluation.job_specs import Site
-from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions, evaluation_id
 from coordinator.intake import cadence, suites
 from coordinator.intake.checkpoint import inspect_checkpoint
 from coordinator.intake.source_keys import inputs_of, with_full_paths
 from coordinator.intake.work_folder import is_of_another
+from coordinator.site.cluster.local import gpu_names
+from coordinator.site.cluster.slurm_rules import FEW_WORKERS
+from coordinator.site.config.schema import Config, TrialConfig
 from evaljobs.contract.engine_traits import ENDPOINT, engine_traits
 from evaljobs.contract.names import HF_ENGINES
 from evaljobs.contract.paths import WorkPaths

@@ -26,8 +26,8 @@ from pydantic import AfterValidator, Field, ValidationError
 from coordinator import hook
 from coordinator.base.isolate import warn_once
 from coordinator.base.words import CONTROL_CHARACTERS, one_line
+from coordinator.decide.evaluation.records import EvaluationRecord
 from coordinator.errors import OperatorError
-from coordinator.evaluation.records import EvaluationRecord
 from coordinator.intake.work_folder import SHARED_INBOX_MODE, name_of, unsafe_reason
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import Record, StateRecord, SuiteSpec

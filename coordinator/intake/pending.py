@@ -15,9 +15,9 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from coordinator.base.words import one_line
-from coordinator.cluster import ClusterError
 from coordinator.errors import RetryError
 from coordinator.intake.inbox import InboxFile, Notice, RefusedCheckpoint, read_refusals
+from coordinator.site.cluster import ClusterError
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import StateRecord
 from evaljobs.contract.storage import write_record

@@ -17,10 +17,10 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from coordinator.base.run_command import CommandError
+from coordinator.decide.evaluation.actions import FindResponses, MakePlan
+from coordinator.decide.evaluation.job_specs import Site
+from coordinator.decide.evaluation.records import Inputs, cut_of, cut_on_disk
 from coordinator.errors import OperatorError
-from coordinator.evaluation.actions import FindResponses, MakePlan
-from coordinator.evaluation.job_specs import Site
-from coordinator.evaluation.records import Inputs, cut_of, cut_on_disk
 from coordinator.intake.checkpoint import inspect_checkpoint
 from coordinator.intake.source_keys import Present, evaljobs_says
 from evaljobs.contract.names import ADAPTERS

@@ -12,8 +12,8 @@ from datetime import datetime
 from typing import Literal
 
 from coordinator.base.words import first_of
-from coordinator.evaluation.records import EvaluationRecord, Inputs
-from coordinator.evaluation.state import State
+from coordinator.decide.evaluation.records import EvaluationRecord, Inputs
+from coordinator.decide.evaluation.state import State
 from evaljobs.contract.specs import ModelOptions
 
 

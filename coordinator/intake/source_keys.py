@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.base.run_command import CommandError, run_command
+from coordinator.decide.evaluation.job_specs import Site
+from coordinator.decide.evaluation.records import Inputs
 from coordinator.errors import OperatorError, RetryError
-from coordinator.evaluation.job_specs import Site
-from coordinator.evaluation.records import Inputs
 from coordinator.intake.checkpoint import wrapped_name
 from coordinator.intake.hub import HUB_ID
 from evaljobs import secret_values

@@ -17,9 +17,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from coordinator.config import toml
+from coordinator.decide.evaluation.records import TOKEN_BUDGET
 from coordinator.errors import OperatorError
-from coordinator.evaluation.records import TOKEN_BUDGET
+from coordinator.site.config import toml
 from evaljobs.contract.paths import slug
 from evaljobs.contract.specs import Mode, ScreenOptions, SuiteSpec, TaskEntry
 from evaljobs.lmeval.task_yaml import index_of

@@ -12,16 +12,22 @@ from pathlib import Path
 
 from coordinator.base.run_command import CommandError
 from coordinator.base.words import first_of
-from coordinator.cluster import Cluster, ClusterError, Job, NodeState, Purpose, RefusedError
-from coordinator.cluster.node_choice import none_left
-from coordinator.cluster.sbatch_text import ROLES
-from coordinator.cluster.slurm_limits import remedy_of, setting_of
-from coordinator.cluster.slurm_rules import precursor_refusal, refusal_of
+from coordinator.decide.evaluation.footprint import (
+    NO_CHECKPOINT,
+    Footprint,
+    footprint_of,
+    gpu_need,
+    job_resources,
+)
+from coordinator.decide.evaluation.job_specs import Site
+from coordinator.decide.evaluation.records import EvaluationRecord, RunOptions
 from coordinator.errors import OperatorError, RetryError
-from coordinator.evaluation.footprint import NO_CHECKPOINT, Footprint, footprint_of, gpu_need, job_resources
-from coordinator.evaluation.job_specs import Site
-from coordinator.evaluation.records import EvaluationRecord, RunOptions
 from coordinator.intake.source_keys import evaljobs_says
+from coordinator.site.cluster import Cluster, ClusterError, Job, NodeState, Purpose, RefusedError
+from coordinator.site.cluster.node_choice import none_left
+from coordinator.site.cluster.sbatch_text import ROLES
+from coordinator.site.cluster.slurm_limits import remedy_of, setting_of
+from coordinator.site.cluster.slurm_rules import precursor_refusal, refusal_of
 from evaljobs.contract.specs import SuiteSpec
 from evaljobs.lmeval.task_yaml import unreadable_reason
 

@@ -19,9 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from coordinator.base.disk_space import FREE_SPACE_ADVICE, disk_shortage
-from coordinator.config import loading
-from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
+from coordinator.site.config import loading
+from coordinator.site.config.schema import Config
 from evaljobs.contract.paths import WorkPaths
 
 log = logging.getLogger(__name__)

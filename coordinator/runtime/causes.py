@@ -12,10 +12,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from coordinator.diagnosis import rules
-from coordinator.diagnosis.diagnose import Diagnosis, diagnose, diagnose_state
-from coordinator.diagnosis.reader import CHUNK
 from coordinator.errors import OperatorError
+from coordinator.site.diagnosis import rules
+from coordinator.site.diagnosis.diagnose import Diagnosis, diagnose, diagnose_state
+from coordinator.site.diagnosis.reader import CHUNK
 from evaljobs.contract import archived_files
 from evaljobs.contract.outcomes import OUTCOME, Failed
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths

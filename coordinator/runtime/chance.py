@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from coordinator.evaluation.records import EvaluationRecord
-from coordinator.report.scores import scores_of
+from coordinator.decide.evaluation.records import EvaluationRecord
+from coordinator.results.report.scores import scores_of
 from coordinator.runtime.summary import read_file
 from evaljobs.contract.paths import EvaluationPaths
 

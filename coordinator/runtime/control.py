@@ -6,7 +6,6 @@ evaluation may hold nodes; the others wait for the next process. Called by `coor
 
 from __future__ import annotations
 
-from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
 from coordinator.intake.inbox import Notice, leave_notice
 from coordinator.intake.pending import waits_for_daemon
@@ -15,6 +14,7 @@ from coordinator.runtime.journal import Journal, check_format
 from coordinator.runtime.known_evaluations import find_folder
 from coordinator.runtime.summary import read_ended_summary
 from coordinator.runtime.work_lock import WorkLock, is_daemon
+from coordinator.site.config.schema import Config
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 ON_NODES = frozenset({"stage", "trial", "host"})  # purposes of jobs on nodes with GPUs

@@ -12,12 +12,10 @@ from dataclasses import dataclass, field, replace
 from math import exp, log
 from statistics import median
 
-from coordinator.allocation import job_limits
-from coordinator.cluster import COORDINATOR_ENDED, Job, JobState, slurm_limits
-from coordinator.diagnosis.diagnose import Diagnosis
-from coordinator.evaluation import jobs
-from coordinator.evaluation.ending import RELEASED_PURPOSES
-from coordinator.evaluation.events import (
+from coordinator.decide.allocation import job_limits
+from coordinator.decide.evaluation import jobs
+from coordinator.decide.evaluation.ending import RELEASED_PURPOSES
+from coordinator.decide.evaluation.events import (
     AnyEvent,
     BackOffOver,
     JobEnded,
@@ -28,7 +26,9 @@ from coordinator.evaluation.events import (
     OutcomeSeen,
     TrialHung,
 )
-from coordinator.evaluation.state import JobInfo, MetricState, Phase, State, Tries
+from coordinator.decide.evaluation.state import JobInfo, MetricState, Phase, State, Tries
+from coordinator.site.cluster import COORDINATOR_ENDED, Job, JobState, slurm_limits
+from coordinator.site.diagnosis.diagnose import Diagnosis
 from evaljobs.contract.outcomes import Failed
 
 FORGOTTEN_JOB_TRIES = Tries(limit=11, first=5.0, longest=600.0)

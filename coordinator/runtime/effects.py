@@ -16,10 +16,8 @@ from functools import partial
 from pathlib import Path
 
 from coordinator.base import clock
-from coordinator.cluster import Cluster, ClusterError, JobState, LimitError, RefusedError
-from coordinator.errors import OperatorError
-from coordinator.evaluation import builds
-from coordinator.evaluation.actions import (
+from coordinator.decide.evaluation import builds
+from coordinator.decide.evaluation.actions import (
     Action,
     EnqueueMetric,
     FillQueue,
@@ -38,7 +36,7 @@ from coordinator.evaluation.actions import (
     WithdrawShards,
     WriteResults,
 )
-from coordinator.evaluation.events import (
+from coordinator.decide.evaluation.events import (
     AnyEvent,
     CheckpointConverted,
     Closed,
@@ -48,7 +46,7 @@ from coordinator.evaluation.events import (
     RequestSetsFound,
     ResultsWritten,
 )
-from coordinator.evaluation.job_specs import (
+from coordinator.decide.evaluation.job_specs import (
     Site,
     environment_of_job,
     metric_spec,
@@ -56,16 +54,18 @@ from coordinator.evaluation.job_specs import (
     specs_of,
     workers_stop_file,
 )
-from coordinator.evaluation.records import EvaluationRecord, cut_of, cut_on_disk
-from coordinator.evaluation.state import MetricState, State
+from coordinator.decide.evaluation.records import EvaluationRecord, cut_of, cut_on_disk
+from coordinator.decide.evaluation.state import MetricState, State
+from coordinator.decide.planning.make_plan import hardware_of, make_plan
+from coordinator.errors import OperatorError
 from coordinator.intake import request_sets
 from coordinator.intake.checkpoint import CheckpointError, inspect_checkpoint
 from coordinator.intake.source_keys import Present
-from coordinator.planning.make_plan import hardware_of, make_plan
 from coordinator.runtime import gpu_names, reuse, screens
 from coordinator.runtime.cluster_calls import Call, ClusterCalls
 from coordinator.runtime.finalize import write_results
-from coordinator.services.metric_queue import MetricQueue
+from coordinator.site.cluster import Cluster, ClusterError, JobState, LimitError, RefusedError
+from coordinator.site.services.metric_queue import MetricQueue
 from evaljobs.contract.paths import request_set_manifest
 from evaljobs.contract.specs import BuildSpec
 from evaljobs.contract.storage import write_atomic

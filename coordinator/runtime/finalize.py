@@ -21,15 +21,15 @@ from pydantic import Field
 from coordinator.base.isolate import isolate_errors, traceback_of
 from coordinator.base.strict_json import replace_non_finite
 from coordinator.base.words import first_of
-from coordinator.evaluation.events import AnyEvent
-from coordinator.evaluation.records import cut_on_disk
-from coordinator.evaluation.state import State
+from coordinator.decide.evaluation.events import AnyEvent
+from coordinator.decide.evaluation.records import cut_on_disk
+from coordinator.decide.evaluation.state import State
+from coordinator.decide.planning.make_plan import BYTES_PER_PARAMETER, hardware_of
 from coordinator.intake import request_sets
-from coordinator.planning.make_plan import BYTES_PER_PARAMETER, hardware_of
-from coordinator.report.judge_cost import judge_use
-from coordinator.report.load_series import make_evaluation
-from coordinator.report.measurements import Report, ShardSpan, make_report, without_measurements
-from coordinator.report.scores import Evaluation
+from coordinator.results.report.judge_cost import judge_use
+from coordinator.results.report.load_series import make_evaluation
+from coordinator.results.report.measurements import Report, ShardSpan, make_report, without_measurements
+from coordinator.results.report.scores import Evaluation
 from coordinator.runtime.chance import at_chance, fell_to_chance
 from coordinator.runtime.journal import read_events
 from coordinator.runtime.reuse import REUSED

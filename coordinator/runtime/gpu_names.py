@@ -12,8 +12,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from coordinator.cluster import NodeState
-from coordinator.evaluation.state import State
+from coordinator.decide.evaluation.state import State
+from coordinator.site.cluster import NodeState
 from evaljobs.contract.specs import StateRecord
 from evaljobs.contract.storage import read_record, write_record
 

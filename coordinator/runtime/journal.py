@@ -23,11 +23,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from coordinator.decide.evaluation import step as machine
+from coordinator.decide.evaluation.events import EVENT, Accepted, AnyEvent
+from coordinator.decide.evaluation.records import JOURNAL_FORMAT, job_prefix
+from coordinator.decide.evaluation.state import IllegalEventError, State
 from coordinator.errors import OperatorError
-from coordinator.evaluation import step as machine
-from coordinator.evaluation.events import EVENT, Accepted, AnyEvent
-from coordinator.evaluation.records import JOURNAL_FORMAT, job_prefix
-from coordinator.evaluation.state import IllegalEventError, State
 from coordinator.runtime.upcasts import UPCASTS
 from coordinator.runtime.work_lock import take_lock
 from evaljobs.contract.storage import make_file, write_atomic

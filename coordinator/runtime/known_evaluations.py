@@ -14,10 +14,10 @@ from pathlib import Path
 
 from coordinator.base.listing import Listing
 from coordinator.base.words import first_of
-from coordinator.config.schema import Config
+from coordinator.decide.evaluation.records import EvaluationRecord
 from coordinator.errors import OperatorError
-from coordinator.evaluation.records import EvaluationRecord
 from coordinator.runtime.summary import Summary, read_evaluation, read_file
+from coordinator.site.config.schema import Config
 from evaljobs.contract.paths import EvaluationPaths
 
 ENDED_SECONDS = 60.0  # between two readings of summaries of ended evaluations, in case of a retry

@@ -15,25 +15,25 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import NoReturn, Protocol
 
-from coordinator.allocation import demand
-from coordinator.allocation.allocate import Limits
 from coordinator.base import clock
 from coordinator.base.clock import Throttle
 from coordinator.base.disk_space import disk_shortage
 from coordinator.base.isolate import isolate_errors, warn_once
 from coordinator.base.words import one_line
-from coordinator.cluster import Cluster, ClusterError, JobState
-from coordinator.cluster.local import LocalCluster
-from coordinator.cluster.node_choice import none_usable
+from coordinator.decide.allocation import demand
+from coordinator.decide.allocation.allocate import Limits
+from coordinator.decide.evaluation.records import EvaluationRecord
+from coordinator.decide.evaluation.state import State
 from coordinator.errors import OperatorError, RetryError, TakenOverError
-from coordinator.evaluation.records import EvaluationRecord
-from coordinator.evaluation.state import State
 from coordinator.intake.inbox import Inbox, InboxFile, Notice, refuse_notice, remove_notice
 from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.node_offers import NodeOffers, Pace
 from coordinator.runtime.registry import Evaluations
 from coordinator.runtime.work_lock import InUseError
+from coordinator.site.cluster import Cluster, ClusterError, JobState
+from coordinator.site.cluster.local import LocalCluster
+from coordinator.site.cluster.node_choice import none_usable
 from evaljobs.contract.storage import make_file, make_folder
 
 JOBS, NODES = "the listing of jobs", "the listing of nodes"

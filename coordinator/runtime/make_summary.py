@@ -13,10 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinator.cluster import JobState
-from coordinator.cluster.slurm_limits import limit_in_words
-from coordinator.evaluation.state import EntryState, JobInfo, Phase, State
-from coordinator.report.scores import ScoreValue, first_of_each, groups_of, scores_of, top_scores
+from coordinator.decide.evaluation.state import EntryState, JobInfo, Phase, State
+from coordinator.results.report.scores import ScoreValue, first_of_each, groups_of, scores_of, top_scores
 from coordinator.runtime.journal import OtherFormatError, read_events, replayed_state
 from coordinator.runtime.summary import (
     MAX_WARNINGS,
@@ -33,6 +31,8 @@ from coordinator.runtime.summary import (
     summary_of_record,
     with_document,
 )
+from coordinator.site.cluster import JobState
+from coordinator.site.cluster.slurm_limits import limit_in_words
 from evaljobs.contract.archived_files import archive_of
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.paths import EvaluationPaths

@@ -1,6 +1,6 @@
 """Offers, withdrawals and prefetches of nodes for each evaluation. Called between two turns by `loop`.
 
-Rule: `coordinator.allocation` decides; this asks the cluster for its nodes and passes the decisions on as events.
+Rule: `coordinator.decide.allocation` decides; this asks the cluster for its nodes and passes the decisions on as events.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from coordinator.allocation import cordons, demand, job_limits
-from coordinator.allocation.allocate import Demand, Limits, choose_prefetches
 from coordinator.base import clock
 from coordinator.base.clock import Throttle
-from coordinator.cluster import Cluster, ClusterError, JobState, NodeState
-from coordinator.evaluation.events import MemoryOffered, NodesOffered, NodeWithdrawn, Offer
-from coordinator.evaluation.state import FEWER_SECONDS, State
+from coordinator.decide.allocation import cordons, demand, job_limits
+from coordinator.decide.allocation.allocate import Demand, Limits, choose_prefetches
+from coordinator.decide.evaluation.events import MemoryOffered, NodesOffered, NodeWithdrawn, Offer
+from coordinator.decide.evaluation.state import FEWER_SECONDS, State
 from coordinator.runtime import gpu_names
 from coordinator.runtime.detect import limit_events
 from coordinator.runtime.registry import Evaluations
 from coordinator.runtime.runner import Running
+from coordinator.site.cluster import Cluster, ClusterError, JobState, NodeState
 
 NODES_LISTING = "the listing of nodes"
 """Description of the question to the cluster, for users."""

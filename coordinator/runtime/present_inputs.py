@@ -13,8 +13,8 @@ import json
 from collections.abc import Mapping
 
 from coordinator.base.listing import entries_with_prefix
-from coordinator.evaluation.job_specs import Site
-from coordinator.evaluation.records import EvaluationRecord, Inputs, evaluation_id
+from coordinator.decide.evaluation.job_specs import Site
+from coordinator.decide.evaluation.records import EvaluationRecord, Inputs, evaluation_id
 from coordinator.intake import resubmit
 from coordinator.intake.source_keys import Present
 from coordinator.runtime.screens import with_reference

@@ -23,9 +23,7 @@ from pathlib import Path
 from coordinator.base import clock
 from coordinator.base.disk_space import disk_shortage
 from coordinator.base.isolate import isolate_errors, traceback_of
-from coordinator.cluster import ClusterError, JobState
-from coordinator.errors import EvalspanError
-from coordinator.evaluation.events import (
+from coordinator.decide.evaluation.events import (
     AnyEvent,
     CancelAsked,
     PauseAsked,
@@ -33,8 +31,9 @@ from coordinator.evaluation.events import (
     ResumeAsked,
     RetryAsked,
 )
-from coordinator.evaluation.records import EvaluationRecord, job_prefix
-from coordinator.evaluation.state import State
+from coordinator.decide.evaluation.records import EvaluationRecord, job_prefix
+from coordinator.decide.evaluation.state import State
+from coordinator.errors import EvalspanError
 from coordinator.intake import places
 from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
@@ -55,6 +54,7 @@ from coordinator.runtime.summary import (
     write_summary,
 )
 from coordinator.runtime.work_lock import WorkLock
+from coordinator.site.cluster import ClusterError, JobState
 from evaljobs.contract.paths import EvaluationPaths
 
 log = logging.getLogger(__name__)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from coordinator.config.schema import Config
+from coordinator.decide.evaluation.events import AnyEvent
+from coordinator.decide.evaluation.state import State
 from coordinator.errors import OperatorError
-from coordinator.evaluation.events import AnyEvent
-from coordinator.evaluation.state import State
 from coordinator.runtime.journal import read_events, replayed_state
 from coordinator.runtime.known_evaluations import find_folder
+from coordinator.site.config.schema import Config
 from evaljobs.contract.paths import EvaluationPaths
 
 

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Mapping
 
 from coordinator.base.words import first_of
-from coordinator.config.schema import Config
+from coordinator.decide.evaluation.records import EvaluationRecord, Inputs, cut_of, cut_on_disk, evaluation_id
 from coordinator.errors import OperatorError
-from coordinator.evaluation.records import EvaluationRecord, Inputs, cut_of, cut_on_disk, evaluation_id
 from coordinator.intake import from_settings, request_sets
 from coordinator.intake.checkpoint import CheckpointError, inspect_checkpoint
 from coordinator.runtime.reuse import EarlierEvaluation, answered_leaf
+from coordinator.site.config.schema import Config
 from evaljobs.contract.specs import ModelOptions, RequestSetManifest, SuiteSpec, TaskEntry
 
 # settings of tasks and suites that decide the requests

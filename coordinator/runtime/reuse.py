@@ -21,12 +21,18 @@ from typing import Any
 from pydantic import ValidationError
 
 from coordinator.base.listing import entries_with_prefix
+from coordinator.decide.evaluation import shards
+from coordinator.decide.evaluation.actions import FindResponses
+from coordinator.decide.evaluation.events import (
+    OutcomeSeen,
+    Planned,
+    PlannedLeaf,
+    ResponsesFound,
+    ShardsDumped,
+)
+from coordinator.decide.evaluation.records import EvaluationRecord, checkpoint_name
+from coordinator.decide.evaluation.state import EntryState, State
 from coordinator.errors import EvalspanError
-from coordinator.evaluation import shards
-from coordinator.evaluation.actions import FindResponses
-from coordinator.evaluation.events import OutcomeSeen, Planned, PlannedLeaf, ResponsesFound, ShardsDumped
-from coordinator.evaluation.records import EvaluationRecord, checkpoint_name
-from coordinator.evaluation.state import EntryState, State
 from coordinator.intake import request_sets
 from coordinator.intake.source_keys import Present
 from coordinator.runtime.journal import read_events

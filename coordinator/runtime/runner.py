@@ -23,13 +23,10 @@ from coordinator.base import clock
 from coordinator.base.clock import Throttle
 from coordinator.base.listing import Listing
 from coordinator.base.version import version_text
-from coordinator.cluster import Job, JobState
-from coordinator.cluster.sbatch_text import log_file
-from coordinator.diagnosis.diagnose import Diagnosis, diagnosis_in_words
-from coordinator.evaluation import scoring, shards
-from coordinator.evaluation import step as machine
-from coordinator.evaluation.actions import Action, CancelJob, ReleaseClaims, SubmitJob
-from coordinator.evaluation.events import (
+from coordinator.decide.evaluation import scoring, shards
+from coordinator.decide.evaluation import step as machine
+from coordinator.decide.evaluation.actions import Action, CancelJob, ReleaseClaims, SubmitJob
+from coordinator.decide.evaluation.events import (
     Accepted,
     AnyEvent,
     JobEnded,
@@ -40,15 +37,18 @@ from coordinator.evaluation.events import (
     ShardsStray,
     StragglersFound,
 )
-from coordinator.evaluation.records import EvaluationRecord
-from coordinator.evaluation.state import State
+from coordinator.decide.evaluation.records import EvaluationRecord
+from coordinator.decide.evaluation.state import State
 from coordinator.runtime import causes, detect
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.finalize import make_report_or_none
 from coordinator.runtime.journal import CopiedJournalError, Journal, line_of, replayed_state
 from coordinator.runtime.make_summary import summary_now, values_in
 from coordinator.runtime.summary import WRITE_SECONDS, Summary, failed_jobs, write_summary
-from coordinator.services.metric_queue import MetricQueue
+from coordinator.site.cluster import Job, JobState
+from coordinator.site.cluster.sbatch_text import log_file
+from coordinator.site.diagnosis.diagnose import Diagnosis, diagnosis_in_words
+from coordinator.site.services.metric_queue import MetricQueue
 from evaljobs.contract.archived_files import file_exists
 from evaljobs.contract.outcomes import OUTCOME, Failed
 from evaljobs.contract.paths import EvaluationPaths, entry_manifest, request_set_manifest

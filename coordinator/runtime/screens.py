@@ -15,16 +15,16 @@ from pathlib import Path, PurePath
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from coordinator.decide.evaluation.actions import JudgeScreen
+from coordinator.decide.evaluation.events import ScreenJudged
+from coordinator.decide.evaluation.records import EvaluationRecord, Screening, ScreenScore
 from coordinator.errors import OperatorError
-from coordinator.evaluation.actions import JudgeScreen
-from coordinator.evaluation.events import ScreenJudged
-from coordinator.evaluation.records import EvaluationRecord, Screening, ScreenScore
-from coordinator.report.load_series import find_heads, read_document
-from coordinator.report.row_verdicts import is_mean
-from coordinator.report.scores import Evaluation, Head, ScoreValue, head_of
-from coordinator.report.stored_documents import read_documents
+from coordinator.results.report.load_series import find_heads, read_document
+from coordinator.results.report.row_verdicts import is_mean
+from coordinator.results.report.scores import Evaluation, Head, ScoreValue, head_of
+from coordinator.results.report.stored_documents import read_documents
+from coordinator.results.verdicts.screening import asking_order, judge_screening, likely_share, question_of
 from coordinator.runtime.summary import read_evaluation
-from coordinator.verdicts.screening import asking_order, judge_screening, likely_share, question_of
 from evaljobs.contract.archived_files import read_bytes
 from evaljobs.contract.columns import CLUSTER, DENSE, DOCUMENT, HASH, unpack_columns
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths

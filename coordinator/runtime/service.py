@@ -17,18 +17,15 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from coordinator.allocation.backlog import SeriesMember, stale_evaluations
 from coordinator.base import clock
 from coordinator.base.clock import Throttle
 from coordinator.base.isolate import LoopGuard, isolate_errors, warn_once
 from coordinator.base.words import one_line
-from coordinator.cluster import ClusterError
-from coordinator.cluster.slurm_rules import Hosting
-from coordinator.config.schema import Config
+from coordinator.decide.allocation.backlog import SeriesMember, stale_evaluations
+from coordinator.decide.evaluation.footprint import gpu_need
+from coordinator.decide.evaluation.records import EvaluationRecord
+from coordinator.decide.evaluation.state import State
 from coordinator.errors import EvalspanError, RetryError
-from coordinator.evaluation.footprint import gpu_need
-from coordinator.evaluation.records import EvaluationRecord
-from coordinator.evaluation.state import State
 from coordinator.hook import PIN_PREFIX, pin_text
 from coordinator.intake import admission, from_settings
 from coordinator.intake.admission import NotAdmittedError
@@ -49,6 +46,9 @@ from coordinator.runtime.journal import Journal
 from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.present_inputs import changed_since, record_as_of_now
 from coordinator.runtime.summary import Summary, read_evaluation
+from coordinator.site.cluster import ClusterError
+from coordinator.site.cluster.slurm_rules import Hosting
+from coordinator.site.config.schema import Config
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 log = logging.getLogger(__name__)

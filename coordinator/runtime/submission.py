@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 from coordinator.base.words import first_of
-from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
 from coordinator.intake import inbox, pending, resubmit
 from coordinator.intake.work_folder import refuse_guest
@@ -18,6 +17,7 @@ from coordinator.runtime.journal import Journal
 from coordinator.runtime.known_evaluations import find_folder
 from coordinator.runtime.summary import read_ended_summary, read_evaluation, read_summary
 from coordinator.runtime.work_lock import WorkLock, is_daemon
+from coordinator.site.config.schema import Config
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import Record
 

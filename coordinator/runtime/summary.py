@@ -18,10 +18,9 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field, ValidationError
 
 from coordinator.base.words import clock_time
-from coordinator.diagnosis.diagnose import diagnosis_in_words
-from coordinator.evaluation.records import JOURNAL_FORMAT, EvaluationRecord
-from coordinator.report.load_series import load_documents
-from coordinator.report.scores import (
+from coordinator.decide.evaluation.records import JOURNAL_FORMAT, EvaluationRecord
+from coordinator.results.report.load_series import load_documents
+from coordinator.results.report.scores import (
     Ended,
     Evaluation,
     Head,
@@ -33,6 +32,7 @@ from coordinator.report.scores import (
 )
 from coordinator.runtime.causes import cause_of_outcome, cause_of_trial, job_failures
 from coordinator.runtime.work_lock import WorkLock
+from coordinator.site.diagnosis.diagnose import diagnosis_in_words
 from evaljobs.contract import archived_files
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import StateRecord

@@ -13,24 +13,11 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from coordinator.allocation.allocate import Limits
 from coordinator.base.run_command import CommandError, run_command
-from coordinator.cluster import Cluster, RefusedError
-from coordinator.cluster.local import LocalCluster, gpu_names
-from coordinator.cluster.sbatch_text import ROLES, SlurmOptions
-from coordinator.cluster.slurm_cli import SlurmApi, SlurmCli
-from coordinator.cluster.slurm_limits import remedy_of
-from coordinator.cluster.slurm_rules import (
-    SCONTROL_SECONDS,
-    Hosting,
-    NodeNeeds,
-    ask_hosting,
-    unknown_partition,
-)
-from coordinator.config.schema import Config
+from coordinator.decide.allocation.allocate import Limits
+from coordinator.decide.evaluation.footprint import precursor_memory_mb, trial_memory_mb
+from coordinator.decide.evaluation.records import EvaluationRecord
 from coordinator.errors import OperatorError, RetryError
-from coordinator.evaluation.footprint import precursor_memory_mb, trial_memory_mb
-from coordinator.evaluation.records import EvaluationRecord
 from coordinator.intake.from_settings import cpu_slots, hung_seconds, lm_eval_version, site_of
 from coordinator.runtime.causes import accept_rules
 from coordinator.runtime.cluster_calls import ClusterCalls
@@ -38,7 +25,20 @@ from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.loop import Coordinator, Keeper
 from coordinator.runtime.node_offers import Pace
-from coordinator.services.redis_server import RedisServer, SiteRedis, local_address_towards
+from coordinator.site.cluster import Cluster, RefusedError
+from coordinator.site.cluster.local import LocalCluster, gpu_names
+from coordinator.site.cluster.sbatch_text import ROLES, SlurmOptions
+from coordinator.site.cluster.slurm_cli import SlurmApi, SlurmCli
+from coordinator.site.cluster.slurm_limits import remedy_of
+from coordinator.site.cluster.slurm_rules import (
+    SCONTROL_SECONDS,
+    Hosting,
+    NodeNeeds,
+    ask_hosting,
+    unknown_partition,
+)
+from coordinator.site.config.schema import Config
+from coordinator.site.services.redis_server import RedisServer, SiteRedis, local_address_towards
 from evaljobs.contract.engine_traits import ENDPOINT
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.queue.redis_client import RedisAddress

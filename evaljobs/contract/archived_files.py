@@ -2,7 +2,7 @@
 
 Rule: files of an evaluation that may have ended are opened here, by their original path. A loose file takes precedence over a
 member of its name, since a retry writes loose files beside the archive. A member stored without compression is read in place,
-at any offset. Written by `coordinator.keeping.archive`.
+at any offset. Written by `coordinator.operations.keeping.archive`.
 """
 
 from __future__ import annotations

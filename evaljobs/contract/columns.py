@@ -1,7 +1,7 @@
 """Columns of scored tasks: their documents' ids, values of metrics, and signals from likelihoods, in one Parquet file.
 
 Rule: derived from lm-eval's samples when a task is scored, so that a comparison of two checkpoints reads no samples. A job of
-`evaljobs.scoring.score` leaves the file of its entry; `coordinator.report.stored_documents` merges them into the evaluation's. Missing
+`evaljobs.scoring.score` leaves the file of its entry; `coordinator.results.report.stored_documents` merges them into the evaluation's. Missing
 values are null in the file, and NaN in an array.
 """
 

@@ -33,9 +33,9 @@ from support.simulated.large import Large, plain_step
 
 from bench import on_slurm
 from bench.harness import Options, command, option, row, spread, targets
-from coordinator.evaluation import events as ev
-from coordinator.evaluation.state import State
-from coordinator.evaluation.step import Step
+from coordinator.decide.evaluation import events as ev
+from coordinator.decide.evaluation.state import State
+from coordinator.decide.evaluation.step import Step
 from coordinator.runtime.journal import Journal, read_events, replayed_state
 from coordinator.runtime.make_summary import summary_of
 from coordinator.runtime.summary import write_summary

@@ -25,8 +25,8 @@ from support.exactness import tiny_model
 from bench import staging
 from bench.harness import ROOT, Options, RunError, command, option, say, timed
 from coordinator.base.version import version_text
-from coordinator.cluster.local import gpu_names
 from coordinator.intake.checkpoint import inspect_checkpoint
+from coordinator.site.cluster.local import gpu_names
 from evaljobs.staging import precursor
 
 TASKS = ROOT / "evaljobs" / "suites" / "quickstart"

@@ -31,8 +31,8 @@ from bench import synthetic
 from bench.harness import spread
 from bench.world import WATCHED
 from coordinator.base import clock
-from coordinator.cli.service import Daemon
 from coordinator.intake import from_settings
+from coordinator.interface.cli.service import Daemon
 from coordinator.runtime import wiring
 from coordinator.runtime.service import Service
 from evaljobs.contract.paths import WorkPaths

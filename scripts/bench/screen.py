@@ -20,9 +20,9 @@ from scipy import stats
 
 from bench.harness import Options, command, option, row, say, targets
 from bench.portfolio import instance_text
-from coordinator.planning.instance import parse_instance
-from coordinator.verdicts.paired import ALPHA, Paired, confidence_interval
-from coordinator.verdicts.screening import Question, documents_needed, judge_screening
+from coordinator.decide.planning.instance import parse_instance
+from coordinator.results.verdicts.paired import ALPHA, Paired, confidence_interval
+from coordinator.results.verdicts.screening import Question, documents_needed, judge_screening
 
 HERE = Path(__file__).parent
 DROPS = (0.0, 0.01, 0.02, 0.05)

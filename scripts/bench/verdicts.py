@@ -23,14 +23,20 @@ from scipy import stats
 
 from bench.harness import Options, command, option, row, targets
 from coordinator import hook
-from coordinator.report.comparisons import comparison_rows
-from coordinator.report.load_series import make_evaluation
-from coordinator.report.pairs import Evaluated, compare_evaluated
-from coordinator.report.row_verdicts import add_verdicts
-from coordinator.report.stored_documents import read_documents as documents_of
-from coordinator.verdicts.gate import Policy, judge_rows, outcome_of
-from coordinator.verdicts.paired import POWER, Paired, adjusted_verdicts, compare_paired, confidence_interval
-from coordinator.verdicts.series import ALPHA, cusum_heights, find_worse
+from coordinator.results.report.comparisons import comparison_rows
+from coordinator.results.report.load_series import make_evaluation
+from coordinator.results.report.pairs import Evaluated, compare_evaluated
+from coordinator.results.report.row_verdicts import add_verdicts
+from coordinator.results.report.stored_documents import read_documents as documents_of
+from coordinator.results.verdicts.gate import Policy, judge_rows, outcome_of
+from coordinator.results.verdicts.paired import (
+    POWER,
+    Paired,
+    adjusted_verdicts,
+    compare_paired,
+    confidence_interval,
+)
+from coordinator.results.verdicts.series import ALPHA, cusum_heights, find_worse
 from evaljobs.contract.columns import pack_columns
 from evaljobs.contract.paths import EvaluationPaths
 

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from bench.harness import ROOT, Options, RunError, command, option, row, say, targets
-from coordinator.evaluation.events import Accepted
-from coordinator.evaluation.records import EvaluationRecord, RunOptions
-from coordinator.report.measurements import UNMEASURED, EntryLine, Report, ShardSpan
+from coordinator.decide.evaluation.events import Accepted
+from coordinator.decide.evaluation.records import EvaluationRecord, RunOptions
+from coordinator.results.report.measurements import UNMEASURED, EntryLine, Report, ShardSpan
 from coordinator.runtime.journal import line_of
 from coordinator.runtime.summary import Summary, fields_of_record, with_document, write_summary
 from evaljobs.contract.columns import BITS, MARGIN, SHARE, pack_columns, signal_means, text_digests
@@ -239,8 +239,8 @@ def make(work: Path, checkpoints: int, tasks: int, documents: int) -> None:
 FIRST_PAGE = """
 import sys
 from pathlib import Path
-from coordinator.config.schema import Config
-from coordinator.page import html, server
+from coordinator.site.config.schema import Config
+from coordinator.interface.page import html, server
 found = server.Pages(Config(work_dir=Path(sys.argv[1]))).index()
 print(len(html.render_page(*found, live=True)))
 """

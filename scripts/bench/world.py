@@ -22,11 +22,11 @@ from typing import Any
 from support.node_memory import make_checkpoint
 
 from bench.portfolio import Portfolio, Set
+from coordinator.decide.planning.make_plan import BYTES_PER_PARAMETER
 from coordinator.intake import from_settings, request_sets, work_folder
 from coordinator.intake.checkpoint import inspect_checkpoint
 from coordinator.intake.inbox import Notice, leave_notice
 from coordinator.intake.suites import load_suite
-from coordinator.planning.make_plan import BYTES_PER_PARAMETER
 from evaljobs.contract import paths
 from evaljobs.contract.specs import BatchIndex, EntryManifest, RequestSetManifest
 from evaljobs.contract.storage import write_record

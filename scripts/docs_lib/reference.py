@@ -19,16 +19,16 @@ from typer.cli import get_docs_for_click
 
 import evalspan
 from coordinator import hook
-from coordinator.cli import COMMAND_EXIT_CODES, COMMON_EXIT_CODES, GROUPS, app
-from coordinator.config import loading
-from coordinator.config.loading import OPTION_OF_SETTING, PREFIX
-from coordinator.config.schema import Config, RoleConfig, settings_record
-from coordinator.config.template import text_of
-from coordinator.config.toml import as_toml
 from coordinator.errors import BugError, RetryError
 from coordinator.intake import suites
 from coordinator.intake.suites import SuiteSettings
-from coordinator.report.scores import ScoreValue
+from coordinator.interface.cli import COMMAND_EXIT_CODES, COMMON_EXIT_CODES, GROUPS, app
+from coordinator.results.report.scores import ScoreValue
+from coordinator.site.config import loading
+from coordinator.site.config.loading import OPTION_OF_SETTING, PREFIX
+from coordinator.site.config.schema import Config, RoleConfig, settings_record
+from coordinator.site.config.template import text_of
+from coordinator.site.config.toml import as_toml
 from evaljobs.contract.specs import Record, SuiteSpec, TaskEntry
 
 FOLDER = ROOT / "docs" / "reference"

@@ -11,8 +11,8 @@ from itertools import accumulate
 from math import exp, sqrt
 from random import Random
 
-from coordinator.planning.lower_bound import Bound, Size, measured_bound
-from coordinator.planning.model import Lane, WorkSet, extreme_batches, running_sums
+from coordinator.decide.planning.lower_bound import Bound, Size, measured_bound
+from coordinator.decide.planning.model import Lane, WorkSet, extreme_batches, running_sums
 
 BLOCKS = 16
 """Blocks of equal predicted seconds in a set, with an inner draw each."""

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-from coordinator.planning.flow_shop import MIN_JOB_SHARE, MetricJob, divide_execute_shard, metrics_end
-from coordinator.planning.model import Lane, Plan, PlannedShard
+from coordinator.decide.planning.flow_shop import MIN_JOB_SHARE, MetricJob, divide_execute_shard, metrics_end
+from coordinator.decide.planning.model import Lane, Plan, PlannedShard
 from simulation.sampled_times import Truth
 
 

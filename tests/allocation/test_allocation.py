@@ -13,13 +13,13 @@ from support.loops import coordinator_on
 from support.simulated.parts import FakeJob, Faults, record
 from support.simulated.shared import Shared, Tenant
 
-from coordinator.allocation import cordons
-from coordinator.allocation.allocate import Demand, Limits, allocate
-from coordinator.allocation.backlog import SeriesMember, stale_evaluations
-from coordinator.allocation.demand import NODE_LOSS, Use, nodes_to_give_back
 from coordinator.base import clock
-from coordinator.evaluation import nodes
-from coordinator.evaluation.nodes import idle_nodes
+from coordinator.decide.allocation import cordons
+from coordinator.decide.allocation.allocate import Demand, Limits, allocate
+from coordinator.decide.allocation.backlog import SeriesMember, stale_evaluations
+from coordinator.decide.allocation.demand import NODE_LOSS, Use, nodes_to_give_back
+from coordinator.decide.evaluation import nodes
+from coordinator.decide.evaluation.nodes import idle_nodes
 from coordinator.runtime.detect import (
     LEAST_SECONDS,
     LEAST_SHARDS,

@@ -13,8 +13,8 @@ from support.node_memory import make_checkpoint, safetensors
 from support.trials import OPTIONS, Evaluation
 from support.with_root import USER, as_user
 
-from coordinator.config.schema import Config, WatchConfig
 from coordinator.intake.checkpoint import CheckpointError, inspect_checkpoint
+from coordinator.site.config.schema import Config, WatchConfig
 from evaljobs.trial.engines import loading
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot become another user")

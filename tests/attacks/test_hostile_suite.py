@@ -9,10 +9,10 @@ import json
 import pytest
 from support.trainings import leave, results
 
+from coordinator.decide.evaluation.records import id_stem
 from coordinator.errors import OperatorError
-from coordinator.evaluation.records import id_stem
 from coordinator.intake.suites import load_suite
-from coordinator.trackers import lm_eval_files
+from coordinator.results.trackers import lm_eval_files
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths, slug
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x1b[1A\x9b31m\x08\r"

@@ -17,10 +17,10 @@ from bench import peer_job, slurm, synthetic, world
 from bench.portfolio import Portfolio, instance_text
 from support.goldens import deep
 
+from coordinator.decide.planning.instance import parse_instance
 from coordinator.intake import request_sets
 from coordinator.intake.checkpoint import inspect_checkpoint
 from coordinator.intake.request_sets import find_request_sets
-from coordinator.planning.instance import parse_instance
 from evaljobs.trial.engines.protocol import Engine
 from evaljobs.trial.shard_runner import RequestSet
 

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 from support.toys import TASKS, config_text, suite_text
 
-from coordinator.cli.screen.evaluation_views import choose_shown, has_failed
-from coordinator.cli.screen.listing import Surroundings, show_left_out
-from coordinator.cli.screen.work_folder_view import WorkFolderView, wrapped_daemon
-from coordinator.cluster.slurm_parse import FIELD_END, QUEUE_FORMAT, RECORD_END
-from coordinator.config.schema import ClusterConfig, Config
 from coordinator.intake.inbox import Notice, leave_notice
+from coordinator.interface.cli.screen.evaluation_views import choose_shown, has_failed
+from coordinator.interface.cli.screen.listing import Surroundings, show_left_out
+from coordinator.interface.cli.screen.work_folder_view import WorkFolderView, wrapped_daemon
 from coordinator.runtime.summary import Parked, Summary, Task
 from coordinator.runtime.work_lock import DAEMON, WorkLock
+from coordinator.site.cluster.slurm_parse import FIELD_END, QUEUE_FORMAT, RECORD_END
+from coordinator.site.config.schema import ClusterConfig, Config
 from evaljobs.contract.paths import WorkPaths
 
 NOW = 1_700_000_000.0

@@ -25,8 +25,9 @@ from lm_eval.utils import (
 )
 from support.toys import TASKS
 
-from coordinator.cli import app
-from coordinator.cli.lm_eval_flags import (
+from coordinator.errors import OperatorError
+from coordinator.interface.cli import app
+from coordinator.interface.cli.lm_eval_flags import (
     REDUNDANT,
     SHORT_FLAGS,
     UNSUPPORTED_FLAGS,
@@ -35,8 +36,7 @@ from coordinator.cli.lm_eval_flags import (
     translate_options,
     trial_settings,
 )
-from coordinator.cli.suite_options import SuiteCommand
-from coordinator.errors import OperatorError
+from coordinator.interface.cli.suite_options import SuiteCommand
 
 EVAL = typer.main.get_command(app).commands["eval"]
 

@@ -12,15 +12,15 @@ from support.commands import typed
 from support.trainings import leave
 from support.with_root import GROUP, as_user
 
-from coordinator.allocation import cordons
-from coordinator.config import loading
-from coordinator.config.schema import Config
-from coordinator.doctor import collect
+from coordinator.decide.allocation import cordons
 from coordinator.errors import OperatorError
 from coordinator.intake import hub, suites, work_folder
 from coordinator.intake.checkpoint import inspect_checkpoint, is_hugging_face
+from coordinator.operations.doctor import collect
 from coordinator.runtime.known_evaluations import find_folder
 from coordinator.runtime.work_lock import DAEMON, WorkLock
+from coordinator.site.config import loading
+from coordinator.site.config.schema import Config
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.storage import make_file
 

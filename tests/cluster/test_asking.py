@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from support.fake_cluster import fake_node
 from support.slurm_options import slurm_options
 
-from coordinator.cluster import Job, RefusedError
-from coordinator.cluster.daemon_job import daemon_job, sbatch_line
-from coordinator.cluster.job_environment import client_environment, submission_environment
-from coordinator.cluster.node_choice import apply_node_settings, in_hostlist, none_left, place_job
-from coordinator.cluster.sbatch_text import (
+from coordinator.site.cluster import Job, RefusedError
+from coordinator.site.cluster.daemon_job import daemon_job, sbatch_line
+from coordinator.site.cluster.job_environment import client_environment, submission_environment
+from coordinator.site.cluster.node_choice import apply_node_settings, in_hostlist, none_left, place_job
+from coordinator.site.cluster.sbatch_text import (
     batch_script,
     gpu_arguments,
     log_file,
@@ -25,14 +25,14 @@ from coordinator.cluster.sbatch_text import (
     quote_word,
     sbatch_arguments,
 )
-from coordinator.config.checks import (
+from coordinator.site.config.checks import (
     GPU_REQUEST,
     RESERVED,
     check_extra_args,
     check_gpu_request,
     check_hostlist,
 )
-from coordinator.config.schema import Config, NodesConfig, SlurmConfig
+from coordinator.site.config.schema import Config, NodesConfig, SlurmConfig
 
 JOB = Job(name="a", argv=("true",), log="/l")
 

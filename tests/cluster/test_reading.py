@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.slurm_options import slurm_options
 
-from coordinator.cluster import ClusterError, Job, LimitError, RefusedError
-from coordinator.cluster import slurm_accounts as accounts
-from coordinator.cluster import slurm_parse as text
-from coordinator.cluster import slurm_rules as rules
-from coordinator.cluster.daemon_job import daemon_job, own_options
-from coordinator.cluster.local import parse_gpus
-from coordinator.cluster.node_choice import describe_unusable, gpus_in_words, none_usable
-from coordinator.cluster.pyslurm_queries import state_long
-from coordinator.cluster.slurm_limits import setting_of, submission_error
+from coordinator.site.cluster import ClusterError, Job, LimitError, RefusedError
+from coordinator.site.cluster import slurm_accounts as accounts
+from coordinator.site.cluster import slurm_parse as text
+from coordinator.site.cluster import slurm_rules as rules
+from coordinator.site.cluster.daemon_job import daemon_job, own_options
+from coordinator.site.cluster.local import parse_gpus
+from coordinator.site.cluster.node_choice import describe_unusable, gpus_in_words, none_usable
+from coordinator.site.cluster.pyslurm_queries import state_long
+from coordinator.site.cluster.slurm_limits import setting_of, submission_error
 
 RECORDED = Path(__file__).parent / "recorded"
 WORDS = json.loads((RECORDED / "words.json").read_text())

@@ -14,10 +14,10 @@ import pytest
 from dev_cluster.testing import wait_until
 from support.slurm_options import on_site, slurm_options
 
-from coordinator.cluster import ClusterError, Job, LimitError, RefusedError
-from coordinator.cluster.node_choice import in_hostlist
-from coordinator.cluster.slurm_cli import SlurmCli
-from coordinator.cluster.slurm_rules import refusing_partitions, request_taken
+from coordinator.site.cluster import ClusterError, Job, LimitError, RefusedError
+from coordinator.site.cluster.node_choice import in_hostlist
+from coordinator.site.cluster.slurm_cli import SlurmCli
+from coordinator.site.cluster.slurm_rules import refusing_partitions, request_taken
 
 pytestmark = pytest.mark.slurm
 
@@ -122,8 +122,8 @@ def test_slurm_reads_a_hostlist_as_evalspan_does(plain_cluster):
 
 RULES = """
 from pathlib import Path
-from coordinator.cluster.slurm_rules import ask_rules
-from coordinator.config.schema import Config
+from coordinator.site.cluster.slurm_rules import ask_rules
+from coordinator.site.config.schema import Config
 from coordinator.errors import OperatorError
 from coordinator.runtime import wiring
 print([p.name for p in ask_rules().partitions if p.hidden])

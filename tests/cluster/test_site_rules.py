@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 from support.fake_cluster import FakeCluster, fake_node
 from support.simulated.parts import record
 
-from coordinator.cluster import RefusedError
-from coordinator.cluster.node_choice import apply_node_settings
-from coordinator.cluster.slurm_rules import (
+from coordinator.errors import OperatorError
+from coordinator.intake.validate import check_cluster
+from coordinator.operations.doctor import collect
+from coordinator.site.cluster import RefusedError
+from coordinator.site.cluster.node_choice import apply_node_settings
+from coordinator.site.cluster.slurm_rules import (
     FEW_WORKERS,
     Hosting,
     NodeNeeds,
@@ -22,10 +25,7 @@ from coordinator.cluster.slurm_rules import (
     parse_partitions,
     precursor_refusal,
 )
-from coordinator.config.schema import Config, NodesConfig
-from coordinator.doctor import collect
-from coordinator.errors import OperatorError
-from coordinator.intake.validate import check_cluster
+from coordinator.site.config.schema import Config, NodesConfig
 
 WANTS = NodeNeeds(precursor_mb=512, trial_mb=1000, trial_cpus=2, trial_gpus=1)
 

@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.slurm_options import slurm_options
 
-from coordinator.cluster import ClusterError, Job, LimitError, RefusedError
-from coordinator.cluster import slurm_parse as text
-from coordinator.cluster.pyslurm_queries import array_members
-from coordinator.cluster.slurm_cli import SlurmApi, SlurmCli
-from coordinator.cluster.slurm_parse import NODE_FIELDS
+from coordinator.site.cluster import ClusterError, Job, LimitError, RefusedError
+from coordinator.site.cluster import slurm_parse as text
+from coordinator.site.cluster.pyslurm_queries import array_members
+from coordinator.site.cluster.slurm_cli import SlurmApi, SlurmCli
+from coordinator.site.cluster.slurm_parse import NODE_FIELDS
 
 # the header alone of what `sinfo` is asked for
 NO_NODES = "\\037".join(NODE_FIELDS) + "\\036\\n"

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from coordinator.cluster.daemon_job import slurm_time
-from coordinator.config import checks, loading, schema
-from coordinator.config import toml as toml_reader
 from coordinator.errors import OperatorError
 from coordinator.intake import from_settings, work_folder
 from coordinator.runtime import wiring
+from coordinator.site.cluster.daemon_job import slurm_time
+from coordinator.site.config import checks, loading, schema
+from coordinator.site.config import toml as toml_reader
 from evaljobs import log_lines
 from evaljobs.errors import JobError, one_line
 from evaljobs.secret_values import (

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from coordinator.cli import app
-from coordinator.cluster import NodeState
-from coordinator.cluster.daemon_job import probe_of
-from coordinator.config import loading, schema
-from coordinator.config.site_presets import site_preset, site_presets
-from coordinator.config.template import default_text
 from coordinator.errors import OperatorError
+from coordinator.interface.cli import app
+from coordinator.site.cluster import NodeState
+from coordinator.site.cluster.daemon_job import probe_of
+from coordinator.site.config import loading, schema
+from coordinator.site.config.site_presets import site_preset, site_presets
+from coordinator.site.config.template import default_text
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = {".".join(location) for location, _ in schema.all_settings()}

@@ -12,13 +12,13 @@ from support.endpoint import serving
 from support.trainings import leave
 from typer.testing import CliRunner
 
-from coordinator.cli import app
-from coordinator.cluster.past_jobs import look_up
-from coordinator.diagnosis.diagnose import CERTAIN_STATES
-from coordinator.diagnosis.rules import MOST_TOKENS, Proposal, accept_table, reduce_log
 from coordinator.errors import OperatorError
-from coordinator.report.load_series import read_document
+from coordinator.interface.cli import app
+from coordinator.results.report.load_series import read_document
 from coordinator.runtime.summary import failed_job
+from coordinator.site.cluster.past_jobs import look_up
+from coordinator.site.diagnosis.diagnose import CERTAIN_STATES
+from coordinator.site.diagnosis.rules import MOST_TOKENS, Proposal, accept_table, reduce_log
 from evaljobs.contract.outcomes import Failed
 
 FIELDS = ["reason", "owner", "recoverable", "line", "line_number", "advice"]

@@ -1,4 +1,4 @@
-"""Laws of `coordinator.diagnosis`: the failure that began it, within bounded memory, and never a wrong reason."""
+"""Laws of `coordinator.site.diagnosis`: the failure that began it, within bounded memory, and never a wrong reason."""
 
 import csv
 import json
@@ -8,10 +8,10 @@ from typing import get_args
 
 import pytest
 
-from coordinator.diagnosis.diagnose import diagnose, diagnose_text
-from coordinator.diagnosis.log import _TELLS
-from coordinator.diagnosis.reader import MOST_LINE, line_blocks
-from coordinator.diagnosis.rules import Owner, find_rule, rule_table
+from coordinator.site.diagnosis.diagnose import diagnose, diagnose_text
+from coordinator.site.diagnosis.log import _TELLS
+from coordinator.site.diagnosis.reader import MOST_LINE, line_blocks
+from coordinator.site.diagnosis.rules import Owner, find_rule, rule_table
 
 NAMES = """\
 NVLinkError CUDAError NodeFailure ECCError NetworkError ConnectionError S3StorageError NCCLTimeoutError NCCLRemoteError

@@ -21,12 +21,12 @@ import typer
 from docs_lib.reference import FOLDER, stale
 from docs_lib.reference import PAGES as REFERENCE
 
-from coordinator.cli import COMMAND_EXIT_CODES, GROUPS, app
-from coordinator.cli.lm_eval_flags import LmEvalCommand
-from coordinator.config.schema import Config, all_settings
-from coordinator.config.template import text_of
 from coordinator.errors import ExitCode
-from coordinator.monitor.metrics import Metrics
+from coordinator.interface.cli import COMMAND_EXIT_CODES, GROUPS, app
+from coordinator.interface.cli.lm_eval_flags import LmEvalCommand
+from coordinator.operations.monitor.metrics import Metrics
+from coordinator.site.config.schema import Config, all_settings
+from coordinator.site.config.template import text_of
 from evaljobs.contract.specs import TaskEntry
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -250,9 +250,8 @@ def test_the_table_of_rooms_is_that_of_the_folders() -> None:
                 named += [place] * place.is_dir()
                 assert place.exists(), place
                 assert all((place / file).exists() for file in NAME.findall(start)), (place, start)
-    there = [
-        init.parent for house in ("coordinator", "evaljobs") for init in (ROOT / house).glob("*/__init__.py")
-    ]
+    levels = (("coordinator", "*/"), ("coordinator", "*/*/"), ("evaljobs", "*/"))
+    there = [init.parent for house, level in levels for init in (ROOT / house).glob(level + "__init__.py")]
     assert sorted(named) == sorted(there)
 
 

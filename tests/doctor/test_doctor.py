@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from dev_cluster.testing import srun, unfinished, wait_until
 
-from coordinator.config.schema import Config
-from coordinator.doctor import collect, findings, shared_storage
-from coordinator.doctor.facts import Facts
+from coordinator.decide.evaluation.job_specs import Site
 from coordinator.errors import OperatorError
-from coordinator.evaluation.job_specs import Site
+from coordinator.operations.doctor import collect, findings, shared_storage
+from coordinator.operations.doctor.facts import Facts
+from coordinator.site.config.schema import Config
 from evaljobs.staging.capacity import MEMORY_FS, fs_type
 
 

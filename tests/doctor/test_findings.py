@@ -8,18 +8,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_cluster import FakeCluster, fake_node
 
-from coordinator.cli.doctor import show_findings
-from coordinator.cluster.node_choice import apply_node_settings
-from coordinator.cluster.slurm_accounts import ACCOUNT_FORMAT, QOS_FORMAT, USER_FORMAT, Accounting, parse_rows
-from coordinator.cluster.slurm_limits import Limit
-from coordinator.cluster.slurm_parse import parse_reservations
-from coordinator.cluster.slurm_rules import SAMPLE_PRECURSOR, Partition, SiteRules
-from coordinator.config.schema import Config, NodesConfig
-from coordinator.doctor import collect, findings
-from coordinator.doctor.facts import Checkup, Facts, Finding
-from coordinator.doctor.limit_findings import case_of, judge_limit
-from coordinator.doctor.node_jobs import NodeJob, Target
+from coordinator.interface.cli.doctor import show_findings
+from coordinator.operations.doctor import collect, findings
+from coordinator.operations.doctor.facts import Checkup, Facts, Finding
+from coordinator.operations.doctor.limit_findings import case_of, judge_limit
+from coordinator.operations.doctor.node_jobs import NodeJob, Target
 from coordinator.runtime import wiring
+from coordinator.site.cluster.node_choice import apply_node_settings
+from coordinator.site.cluster.slurm_accounts import (
+    ACCOUNT_FORMAT,
+    QOS_FORMAT,
+    USER_FORMAT,
+    Accounting,
+    parse_rows,
+)
+from coordinator.site.cluster.slurm_limits import Limit
+from coordinator.site.cluster.slurm_parse import parse_reservations
+from coordinator.site.cluster.slurm_rules import SAMPLE_PRECURSOR, Partition, SiteRules
+from coordinator.site.config.schema import Config, NodesConfig
 
 LANES = 8
 STAGED = {"fs": "tmpfs", "rung": "shm", "size": 8 << 30, "free": 8 << 30, "write_rate": 5e9, "read_rate": 9e9}

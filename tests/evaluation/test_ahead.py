@@ -9,12 +9,18 @@ from support.fake_cluster import fake_node
 from support.loops import another
 from support.simulated.parts import record
 
-from coordinator.allocation import demand
-from coordinator.allocation.allocate import Candidate, Demand, HeldCheckpoints, Limits, choose_prefetches
-from coordinator.cluster import Job
-from coordinator.evaluation import events as ev
-from coordinator.evaluation import step as machine
-from coordinator.evaluation.state import JobInfo, NodeUse
+from coordinator.decide.allocation import demand
+from coordinator.decide.allocation.allocate import (
+    Candidate,
+    Demand,
+    HeldCheckpoints,
+    Limits,
+    choose_prefetches,
+)
+from coordinator.decide.evaluation import events as ev
+from coordinator.decide.evaluation import step as machine
+from coordinator.decide.evaluation.state import JobInfo, NodeUse
+from coordinator.site.cluster import Job
 from evaljobs.contract.outcomes import Failed
 from evaljobs.staging.capacity import measure_room
 from evaljobs.staging.precursor import FREE_MARGIN_BYTES

@@ -16,11 +16,11 @@ from support.written import framed, head_of
 
 from coordinator.base.clock import Throttle
 from coordinator.base.listing import Listing
-from coordinator.evaluation import actions as do
-from coordinator.evaluation import events as ev
-from coordinator.evaluation import job_specs, shards
-from coordinator.evaluation import step as machine
-from coordinator.evaluation.records import cut_of
+from coordinator.decide.evaluation import actions as do
+from coordinator.decide.evaluation import events as ev
+from coordinator.decide.evaluation import job_specs, shards
+from coordinator.decide.evaluation import step as machine
+from coordinator.decide.evaluation.records import cut_of
 from coordinator.runtime.runner import Running
 from evaljobs.contract.names import Cut, ShardId
 from evaljobs.contract.outcomes import Failed, Probed, ShardResponses

@@ -9,11 +9,10 @@ from support.fake_cluster import fake_node
 from support.simulated.parts import SITE, Faults, ended, limited, record
 from support.simulated.world import World
 
-from coordinator.allocation.allocate import Demand, Limits, allocate
-from coordinator.cluster.daemon_job import slurm_time
-from coordinator.evaluation import events as ev
-from coordinator.evaluation import step as machine
-from coordinator.evaluation.footprint import (
+from coordinator.decide.allocation.allocate import Demand, Limits, allocate
+from coordinator.decide.evaluation import events as ev
+from coordinator.decide.evaluation import step as machine
+from coordinator.decide.evaluation.footprint import (
     BASE_MEMORY_MB,
     GB,
     SHORTEST_LIMIT_SECONDS,
@@ -24,10 +23,11 @@ from coordinator.evaluation.footprint import (
     trial_limit_seconds,
     trial_memory_mb,
 )
-from coordinator.evaluation.job_ends import MAX_DEATHS
-from coordinator.evaluation.job_specs import worker_job
-from coordinator.evaluation.records import JobName, evaluation_id
-from coordinator.evaluation.state import NodeUse, Tries
+from coordinator.decide.evaluation.job_ends import MAX_DEATHS
+from coordinator.decide.evaluation.job_specs import worker_job
+from coordinator.decide.evaluation.records import JobName, evaluation_id
+from coordinator.decide.evaluation.state import NodeUse, Tries
+from coordinator.site.cluster.daemon_job import slurm_time
 from evaljobs.contract.engine_traits import PLANNED_BATCH
 from evaljobs.contract.names import LaneId, ShardId
 from evaljobs.contract.specs import CheckpointFile, ModelOptions, Weights

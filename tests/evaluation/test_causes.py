@@ -4,10 +4,10 @@ import pytest
 from support.simulated.parts import record
 from support.simulated.world import World
 
-from coordinator.cluster import JobState
-from coordinator.diagnosis.diagnose import diagnose_text
-from coordinator.evaluation import events as ev
+from coordinator.decide.evaluation import events as ev
 from coordinator.runtime import detect
+from coordinator.site.cluster import JobState
+from coordinator.site.diagnosis.diagnose import diagnose_text
 from evaljobs.contract.outcomes import Failed
 
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"

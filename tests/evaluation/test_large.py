@@ -5,7 +5,7 @@ from collections import defaultdict
 
 from support.simulated.large import Large, plain_step
 
-from coordinator.evaluation import step as machine
+from coordinator.decide.evaluation import step as machine
 
 TOLD = ("job-submitted", "job-started", "job-ended", "staged", "shards-dumped", "trial-ended", "executed", "scored")  # fmt: skip
 

@@ -13,11 +13,11 @@ from support.simulated.parts import SITE, Faults, ended, record
 from support.simulated.shared import Shared
 from support.simulated.world import VAGUE, World, replay
 
-from coordinator.evaluation import actions as do
-from coordinator.evaluation import events as ev
-from coordinator.evaluation import footprint, scoring
-from coordinator.evaluation import step as machine
-from coordinator.evaluation.scoring import WAITING_SECONDS
+from coordinator.decide.evaluation import actions as do
+from coordinator.decide.evaluation import events as ev
+from coordinator.decide.evaluation import footprint, scoring
+from coordinator.decide.evaluation import step as machine
+from coordinator.decide.evaluation.scoring import WAITING_SECONDS
 from coordinator.runtime import detect
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.specs import FrameRef

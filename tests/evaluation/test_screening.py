@@ -4,11 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.simulated.parts import record
 
-from coordinator.evaluation import events as ev
-from coordinator.evaluation import screening, shards
-from coordinator.evaluation import step as machine
-from coordinator.evaluation.actions import JudgeScreen, WithdrawShards
-from coordinator.evaluation.records import Screening, ScreenScore
+from coordinator.decide.evaluation import events as ev
+from coordinator.decide.evaluation import screening, shards
+from coordinator.decide.evaluation import step as machine
+from coordinator.decide.evaluation.actions import JudgeScreen, WithdrawShards
+from coordinator.decide.evaluation.records import Screening, ScreenScore
 from evaljobs.contract.outcomes import Scored
 from evaljobs.contract.specs import FrameRef, ScreenOptions
 

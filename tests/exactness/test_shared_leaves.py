@@ -18,12 +18,12 @@ from support.exactness.pipeline import COMPARED, TASKS, Case, Outcome
 from support.simulated.parts import Faults, record
 from support.simulated.world import World
 
-from coordinator.evaluation import actions as do
-from coordinator.evaluation import events as ev
-from coordinator.evaluation.job_specs import Site
+from coordinator.decide.evaluation import actions as do
+from coordinator.decide.evaluation import events as ev
+from coordinator.decide.evaluation.job_specs import Site
+from coordinator.decide.planning.make_plan import make_plan
 from coordinator.intake import request_sets
 from coordinator.intake.source_keys import Present
-from coordinator.planning.make_plan import make_plan
 from coordinator.runtime import reuse
 from coordinator.runtime.finalize import keys_of, merged_results, scores_in
 from coordinator.runtime.journal import line_of

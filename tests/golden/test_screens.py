@@ -12,25 +12,25 @@ import pytest
 from rich.console import Console
 from support.trainings import compared, point, results
 
-from coordinator.cli.screen import live_screen
-from coordinator.cli.screen.board import compose_screen, evaluation_table
-from coordinator.cli.screen.evaluation_views import EvaluationView, in_serving_order
-from coordinator.cli.screen.listing import Surroundings, show_left_out, show_pending
-from coordinator.cli.screen.live_screen import ALIVE_SECONDS, Watcher
-from coordinator.cluster import JobState
-from coordinator.cluster.slurm_limits import RULES, limit_in_words, never_starts
 from coordinator.intake import pending
 from coordinator.intake.inbox import RefusedCheckpoint
-from coordinator.report import mode_check
-from coordinator.report.comparisons import heads_of, show_comparison
-from coordinator.report.gpu_use import GpuUse
-from coordinator.report.learning_curves import make_series
-from coordinator.report.measurements import UNMEASURED, EntryLine, Report
-from coordinator.report.render import score_table, show_report
-from coordinator.report.scores import ScoreValue, scores_of
-from coordinator.report.series_screen import show_series
+from coordinator.interface.cli.screen import live_screen
+from coordinator.interface.cli.screen.board import compose_screen, evaluation_table
+from coordinator.interface.cli.screen.evaluation_views import EvaluationView, in_serving_order
+from coordinator.interface.cli.screen.listing import Surroundings, show_left_out, show_pending
+from coordinator.interface.cli.screen.live_screen import ALIVE_SECONDS, Watcher
+from coordinator.results.report import mode_check
+from coordinator.results.report.comparisons import heads_of, show_comparison
+from coordinator.results.report.gpu_use import GpuUse
+from coordinator.results.report.learning_curves import make_series
+from coordinator.results.report.measurements import UNMEASURED, EntryLine, Report
+from coordinator.results.report.render import score_table, show_report
+from coordinator.results.report.scores import ScoreValue, scores_of
+from coordinator.results.report.series_screen import show_series
 from coordinator.runtime import observers
 from coordinator.runtime.summary import Halt, Lane, Node, Summary, Task, TimedNote
+from coordinator.site.cluster import JobState
+from coordinator.site.cluster.slurm_limits import RULES, limit_in_words, never_starts
 
 NOW = 1_700_000_000.0
 DAY = 86400.0

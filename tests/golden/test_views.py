@@ -21,12 +21,11 @@ import pytest
 from support.goldens import HERE
 from support.simulated.parts import SITE
 
-from coordinator import cli
-from coordinator.config.schema import Config
-from coordinator.evaluation import step as machine
-from coordinator.evaluation.events import EVENT, Accepted, Event
-from coordinator.evaluation.records import JOURNAL_FORMAT, RunOptions
-from coordinator.report.stored_documents import sample_lines
+from coordinator.decide.evaluation import step as machine
+from coordinator.decide.evaluation.events import EVENT, Accepted, Event
+from coordinator.decide.evaluation.records import JOURNAL_FORMAT, RunOptions
+from coordinator.interface import cli
+from coordinator.results.report.stored_documents import sample_lines
 from coordinator.runtime.journal import line_of
 from coordinator.runtime.make_summary import find_by_journal
 from coordinator.runtime.summary import (
@@ -38,6 +37,7 @@ from coordinator.runtime.summary import (
     with_document,
     write_summary,
 )
+from coordinator.site.config.schema import Config
 from evaljobs.contract.archived_files import files_in
 from evaljobs.contract.columns import columns_of, pack_columns
 from evaljobs.contract.paths import EvaluationPaths

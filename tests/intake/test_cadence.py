@@ -11,11 +11,11 @@ from support.toys import config_text, suite_text
 from typer.testing import CliRunner
 
 import evalspan
-from coordinator.cli import app
+from coordinator.decide.evaluation.records import EvaluationRecord, Inputs, RunOptions, evaluation_id
 from coordinator.errors import OperatorError
-from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions, evaluation_id
 from coordinator.intake import cadence, suites
-from coordinator.verdicts.gate import Policy, judge_rows, outcome_of
+from coordinator.interface.cli import app
+from coordinator.results.verdicts.gate import Policy, judge_rows, outcome_of
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import CheckpointSpec, ModelOptions, SuiteSpec, TaskEntry
 

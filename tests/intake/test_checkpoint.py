@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from support.hub_server import CLOSED, COMMIT, serving
 from support.node_memory import make_checkpoint, safetensors
 
+from coordinator.decide.evaluation.records import checkpoint_name, is_snapshot
 from coordinator.errors import OperatorError
-from coordinator.evaluation.records import checkpoint_name, is_snapshot
 from coordinator.intake import hub as intake
 from coordinator.intake.checkpoint import CheckpointError, inspect_checkpoint
 from coordinator.intake.source_keys import check_adapter

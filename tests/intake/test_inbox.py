@@ -16,10 +16,8 @@ from support.daemons import SUITE, announce, daemon, notices, small
 from support.simulated.parts import record
 from support.with_root import USER
 
-from coordinator.allocation import cordons
-from coordinator.config.loading import load_config
-from coordinator.config.schema import Config, WatchConfig
-from coordinator.evaluation.events import Accepted
+from coordinator.decide.allocation import cordons
+from coordinator.decide.evaluation.events import Accepted
 from coordinator.intake import inbox, pending, suites
 from coordinator.intake.admission import (
     NotAdmittedError,
@@ -33,6 +31,8 @@ from coordinator.intake.suites import suite_names
 from coordinator.intake.work_folder import SHARED_INBOX_MODE
 from coordinator.runtime import service
 from coordinator.runtime.journal import Journal
+from coordinator.site.config.loading import load_config
+from coordinator.site.config.schema import Config, WatchConfig
 
 pytestmark = pytest.mark.usefixtures("every_tick")
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\r\nINFO all is well"

@@ -11,9 +11,9 @@ from support.inputs.world import kept, make
 from support.node_memory import safetensors
 from support.simulated.parts import SITE, record
 
+from coordinator.decide.evaluation.job_specs import Site
+from coordinator.decide.evaluation.records import evaluation_id
 from coordinator.errors import OperatorError
-from coordinator.evaluation.job_specs import Site
-from coordinator.evaluation.records import evaluation_id
 from coordinator.intake.checkpoint import inspect_checkpoint
 from coordinator.intake.request_sets import folder_name
 from coordinator.intake.source_keys import _named_by, check_adapter, inputs_of, with_full_paths

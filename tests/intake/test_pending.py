@@ -17,13 +17,13 @@ from support.with_root import USER, as_user
 
 from coordinator import hook
 from coordinator.base.isolate import LoopGuard
-from coordinator.config.schema import Config, WatchConfig
 from coordinator.errors import RetryError
 from coordinator.intake import folder_watch, from_settings, pending
 from coordinator.intake.checkpoint import step_of
 from coordinator.intake.folder_watch import FolderWatch
 from coordinator.intake.from_settings import LmEvalVersion
 from coordinator.intake.inbox import Inbox, remove_notice
+from coordinator.site.config.schema import Config, WatchConfig
 from evaljobs.contract.paths import WorkPaths
 
 pytestmark = pytest.mark.usefixtures("every_tick")

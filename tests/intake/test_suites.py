@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator import api
-from coordinator.config.schema import Config
-from coordinator.evaluation.records import Inputs, evaluation_id
+from coordinator.decide.evaluation.records import Inputs, evaluation_id
 from coordinator.intake import suites
 from coordinator.intake.inbox import Notice
 from coordinator.intake.suites import option_words, suite_choice, suite_of
 from coordinator.intake.validate import settings_passed_over
+from coordinator.site.config.schema import Config
 from evaljobs.contract.specs import CheckpointSpec, ModelOptions, SuiteSpec, TaskEntry
 
 TASK_OF_FILE = """[[task]]

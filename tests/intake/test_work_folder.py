@@ -15,12 +15,12 @@ from support.with_root import GROUP as SHARING
 from support.with_root import as_user
 
 import evaljobs
-from coordinator.config.schema import Config, TrialConfig
 from coordinator.errors import OperatorError
 from coordinator.intake import work_folder
 from coordinator.intake.from_settings import site_of
 from coordinator.intake.inbox import Inbox, Notice, leave_notice, read_refusals, refuse_notice
 from coordinator.intake.work_folder import open_folder as open_folder_of
+from coordinator.site.config.schema import Config, TrialConfig
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.storage import write_atomic
 

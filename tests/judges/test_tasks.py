@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from support.exactness import pipeline
 
-from coordinator.config.schema import Config, JudgeConfig
 from coordinator.errors import OperatorError as CoordinatorError
 from coordinator.intake import suites
 from coordinator.intake.from_settings import judge_for, judge_options
+from coordinator.site.config.schema import Config, JudgeConfig
 from evaljobs.contract.outcomes import Failed, Scored
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import SuiteSpec, TaskEntry

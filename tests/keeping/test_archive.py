@@ -22,14 +22,26 @@ from support.toys import config_text
 from support.trainings import leave
 from support.with_root import fill, small_disk
 
-from coordinator.config.schema import RetentionConfig
-from coordinator.keeping.archive import FOLDERS, MOST_FILES, archive_ended, count_files
-from coordinator.keeping.housekeeping import RETENTION_SECONDS, HousekeepingJob, keep_house, prune_due
-from coordinator.keeping.prune import prune_folder, prune_now, read_work_folder
-from coordinator.keeping.retention import REMOVED_PARTS, OnDisk, SharedFile, Size, WorkFolder, removable_parts
-from coordinator.report.load_series import read_document
+from coordinator.operations.keeping.archive import FOLDERS, MOST_FILES, archive_ended, count_files
+from coordinator.operations.keeping.housekeeping import (
+    RETENTION_SECONDS,
+    HousekeepingJob,
+    keep_house,
+    prune_due,
+)
+from coordinator.operations.keeping.prune import prune_folder, prune_now, read_work_folder
+from coordinator.operations.keeping.retention import (
+    REMOVED_PARTS,
+    OnDisk,
+    SharedFile,
+    Size,
+    WorkFolder,
+    removable_parts,
+)
+from coordinator.results.report.load_series import read_document
 from coordinator.runtime.finalize import shard_spans
 from coordinator.runtime.journal import Journal, read_events
+from coordinator.site.config.schema import RetentionConfig
 from evaljobs.contract import archived_files
 from evaljobs.contract.columns import pack_columns, unpack_columns
 from evaljobs.contract.paths import EvaluationPaths

@@ -23,14 +23,14 @@ from support.simulated.parts import Faults, record
 from support.simulated.world import World
 from support.trainings import leave, two_trainings
 
-from coordinator.config.schema import Config, NotifyConfig
 from coordinator.errors import OperatorError
-from coordinator.monitor import notify
-from coordinator.monitor.daemon_services import Monitor
-from coordinator.monitor.metrics import SILENT_SECONDS, Metrics
-from coordinator.monitor.notify import MOST_WAITING, Notifier
+from coordinator.operations.monitor import notify
+from coordinator.operations.monitor.daemon_services import Monitor
+from coordinator.operations.monitor.metrics import SILENT_SECONDS, Metrics
+from coordinator.operations.monitor.notify import MOST_WAITING, Notifier
 from coordinator.runtime.make_summary import summary_of
 from coordinator.runtime.summary import Summary, Task, fields_of_record, summary_of_record, with_document
+from coordinator.site.config.schema import Config, NotifyConfig
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 SECONDS = 120.0  # most that a busy machine takes

@@ -20,11 +20,11 @@ from support.fake_cluster import fake_node
 from support.goldens import deep
 from support.sites import cluster, on_cluster
 
-from coordinator.allocation import cordons
-from coordinator.allocation.allocate import Demand, Limits, allocate
+from coordinator.decide.allocation import cordons
+from coordinator.decide.allocation.allocate import Demand, Limits, allocate
 from coordinator.errors import OperatorError
-from coordinator.node_check.checker import CheckedNode, choose_nodes, write_report
-from coordinator.node_check.pairing import (
+from coordinator.operations.node_check.checker import CheckedNode, choose_nodes, write_report
+from coordinator.operations.node_check.pairing import (
     Pairing,
     PairTest,
     Verdict,

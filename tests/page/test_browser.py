@@ -11,9 +11,9 @@ from support.simulated.world import World
 from support.trainings import leave
 
 from coordinator.base.words import format_seconds
-from coordinator.report.render import format_bytes
-from coordinator.report.scores import first_of_each, groups_of, scores_of, top_scores
-from coordinator.report.stored_documents import sample_lines
+from coordinator.results.report.render import format_bytes
+from coordinator.results.report.scores import first_of_each, groups_of, scores_of, top_scores
+from coordinator.results.report.stored_documents import sample_lines
 from coordinator.runtime.journal import line_of
 from coordinator.runtime.summary import (
     Summary,

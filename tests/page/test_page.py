@@ -16,9 +16,9 @@ from support.simulated.parts import Faults, record
 from support.simulated.world import World
 from support.trainings import point, two_trainings
 
-from coordinator.evaluation.events import JobEnded, Planned
-from coordinator.page import page_contents
-from coordinator.page.evaluation import (
+from coordinator.decide.evaluation.events import JobEnded, Planned
+from coordinator.interface.page import page_contents
+from coordinator.interface.page.evaluation import (
     Note,
     Span,
     evaluation_data,
@@ -27,13 +27,13 @@ from coordinator.page.evaluation import (
     timeline_notes,
     trace_events,
 )
-from coordinator.page.html import as_json, render_page
-from coordinator.page.index import short_names, training_data
-from coordinator.page.samples import SampleKind, blocks_of, sample_row
-from coordinator.report import training_files
-from coordinator.report.learning_curves import make_series
-from coordinator.report.measurements import ShardSpan, make_report
-from coordinator.report.training import training_of
+from coordinator.interface.page.html import as_json, render_page
+from coordinator.interface.page.index import short_names, training_data
+from coordinator.interface.page.samples import SampleKind, blocks_of, sample_row
+from coordinator.results.report import training_files
+from coordinator.results.report.learning_curves import make_series
+from coordinator.results.report.measurements import ShardSpan, make_report
+from coordinator.results.report.training import training_of
 from coordinator.runtime.summary import Node, Summary, fields_of_record
 from evaljobs.contract.columns import SUITE_MEAN
 from evaljobs.contract.outcomes import Failed

@@ -20,11 +20,11 @@ from support.simulated.parts import Faults, record
 from support.simulated.world import World
 from support.trainings import two_trainings
 
-from coordinator.config.schema import Config
-from coordinator.page.page_contents import PageContents
-from coordinator.page.server import BUSY_SHARE, LOOK_SECONDS, MOST_PAGES, Journals, Pages
+from coordinator.interface.page.page_contents import PageContents
+from coordinator.interface.page.server import BUSY_SHARE, LOOK_SECONDS, MOST_PAGES, Journals, Pages
 from coordinator.runtime.journal import line_of, read_events, replayed_state
 from coordinator.runtime.summary import Summary, write_summary
+from coordinator.site.config.schema import Config
 from evaljobs.contract.paths import EvaluationPaths
 
 

@@ -14,10 +14,10 @@ from support.commands import typed
 from support.drawn import some
 from support.problems import instance_text, instances
 
+from coordinator.decide.planning import instance
+from coordinator.decide.planning.instance import DataSet, Instance, plan_instance, what_if
 from coordinator.errors import OperatorError
 from coordinator.intake.suites import load_suite, suite_in_mode
-from coordinator.planning import instance
-from coordinator.planning.instance import DataSet, Instance, plan_instance, what_if
 from priors.hardware import NOMINAL_RATES, memory_bytes
 
 ONE = {"name": "a", "docs": 1, "gpu_seconds": 1}
@@ -82,7 +82,7 @@ def test_what_if_says_what_binds():
 def test_a_plan_does_not_depend_on_the_interpreters_hash_seed():
     """Two interpreters with other hash seeds print the same plan."""
     code = (
-        "import json, sys; from coordinator.planning.instance import plan_instance;"
+        "import json, sys; from coordinator.decide.planning.instance import plan_instance;"
         "print(json.dumps(plan_instance(sys.argv[1])))"
     )
     seeded = ({**os.environ, "PYTHONHASHSEED": seed} for seed in "12")

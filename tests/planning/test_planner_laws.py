@@ -10,11 +10,11 @@ from support.drawn import some
 from support.oracle import best_known, random_problem
 from support.problems import JUDGE, alike, fixed, lanes, work, work_sets
 
-from coordinator.planning.flow_shop import end_of
-from coordinator.planning.lower_bound import MeasuredSet, measured_lower_bound, plan_bound
-from coordinator.planning.make_plan import METRICS_SLACK, WORKER_SECONDS, fewest_workers
-from coordinator.planning.model import Even, Lane, Problem, WorkSet
-from coordinator.planning.planner import plan
+from coordinator.decide.planning.flow_shop import end_of
+from coordinator.decide.planning.lower_bound import MeasuredSet, measured_lower_bound, plan_bound
+from coordinator.decide.planning.make_plan import METRICS_SLACK, WORKER_SECONDS, fewest_workers
+from coordinator.decide.planning.model import Even, Lane, Problem, WorkSet
+from coordinator.decide.planning.planner import plan
 from priors.estimate import PriorHistory, predict_metric
 
 FEW = some(40)

@@ -9,8 +9,8 @@ from scipy import stats
 from support.commands import typed
 from support.trainings import leave, results
 
-from coordinator.report.detection import detection_of, find_flips
-from coordinator.report.measurements import Report, ShardSpan
+from coordinator.results.report.detection import detection_of, find_flips
+from coordinator.results.report.measurements import Report, ShardSpan
 from evaljobs.contract.columns import pack_columns
 
 INSTANCE = {

@@ -12,15 +12,20 @@ from support.simulated.parts import Faults, ended, record
 from support.simulated.world import World
 
 from coordinator.base import words
-from coordinator.cluster import Job
-from coordinator.evaluation import events as ev
-from coordinator.evaluation.state import JobInfo, State, Trial
-from coordinator.report.gpu_use import GpuUse, dead_trials_gpu_use
-from coordinator.report.measurements import LEAST_WAIT_SECONDS, ShardSpan, make_report, without_measurements
-from coordinator.report.pauses import Absences, covered_seconds, seconds_within, subtract_spans
-from coordinator.report.render import absence_lines, gpu_table
-from coordinator.report.tokens import token_use
+from coordinator.decide.evaluation import events as ev
+from coordinator.decide.evaluation.state import JobInfo, State, Trial
+from coordinator.results.report.gpu_use import GpuUse, dead_trials_gpu_use
+from coordinator.results.report.measurements import (
+    LEAST_WAIT_SECONDS,
+    ShardSpan,
+    make_report,
+    without_measurements,
+)
+from coordinator.results.report.pauses import Absences, covered_seconds, seconds_within, subtract_spans
+from coordinator.results.report.render import absence_lines, gpu_table
+from coordinator.results.report.tokens import token_use
 from coordinator.runtime.make_summary import summary_of
+from coordinator.site.cluster import Job
 from evaljobs.contract.outcomes import Built, Scored, TrialEnded
 from evaljobs.contract.specs import BatchIndex
 

@@ -17,22 +17,22 @@ from support.simulated.world import World
 from support.trainings import leave, point, results, two_trainings
 
 from coordinator.base.strict_json import replace_non_finite
+from coordinator.decide.evaluation.records import EvaluationRecord
 from coordinator.errors import OperatorError
-from coordinator.evaluation.records import EvaluationRecord
 from coordinator.intake import places
-from coordinator.page.index import training_data
-from coordinator.report import load_series
-from coordinator.report.comparisons import heads_of
-from coordinator.report.learning_curves import Worse, make_series, to_csv, to_json
-from coordinator.report.load_series import checkpoint_matcher, find_series
-from coordinator.report.measurements import UNMEASURED, make_report
-from coordinator.report.mode_check import task_check
-from coordinator.report.render import mode_lines
-from coordinator.report.scores import scores_of
-from coordinator.report.series_screen import show_series, sparkline
-from coordinator.report.training import training_of, training_sentence
+from coordinator.interface.page.index import training_data
+from coordinator.results.report import load_series
+from coordinator.results.report.comparisons import heads_of
+from coordinator.results.report.learning_curves import Worse, make_series, to_csv, to_json
+from coordinator.results.report.load_series import checkpoint_matcher, find_series
+from coordinator.results.report.measurements import UNMEASURED, make_report
+from coordinator.results.report.mode_check import task_check
+from coordinator.results.report.render import mode_lines
+from coordinator.results.report.scores import scores_of
+from coordinator.results.report.series_screen import show_series, sparkline
+from coordinator.results.report.training import training_of, training_sentence
+from coordinator.results.trackers import values_of
 from coordinator.runtime.finalize import results_in_files
-from coordinator.trackers import values_of
 from evaljobs.contract.paths import EvaluationPaths
 
 

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 from support.trainings import point
 
-from coordinator.cli.app import Console as Terminal
-from coordinator.report.comparisons import lane_table
-from coordinator.report.learning_curves import make_series
-from coordinator.report.series_screen import plot_curves
-from coordinator.report.tables import Parts, Sheet, fold_parts, print_parts
+from coordinator.interface.cli.app import Console as Terminal
+from coordinator.results.report.comparisons import lane_table
+from coordinator.results.report.learning_curves import make_series
+from coordinator.results.report.series_screen import plot_curves
+from coordinator.results.report.tables import Parts, Sheet, fold_parts, print_parts
 
 
 def printed(width, *parts):

@@ -21,14 +21,14 @@ from support.trainings import leave
 
 import evalspan
 from coordinator import api
-from coordinator.config.schema import Config
+from coordinator.decide.evaluation.events import Accepted
+from coordinator.decide.evaluation.records import EvaluationRecord
 from coordinator.errors import OperatorError
-from coordinator.evaluation.events import Accepted
-from coordinator.evaluation.records import EvaluationRecord
 from coordinator.intake import inbox
 from coordinator.runtime.journal import Journal
 from coordinator.runtime.registry import MOST_TRIES
 from coordinator.runtime.work_lock import DAEMON, WorkLock
+from coordinator.site.config.schema import Config
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.staging.segments import process_family
 

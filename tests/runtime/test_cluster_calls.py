@@ -15,19 +15,19 @@ from support.fake_cluster import FakeCluster, fake_node
 from support.loops import NoRedis, another, coordinator_on, until
 from support.simulated.parts import record
 
-from coordinator.allocation import demand
-from coordinator.allocation.allocate import Limits
 from coordinator.base import clock
-from coordinator.cluster import ClusterError, Job
+from coordinator.decide.allocation import demand
+from coordinator.decide.allocation.allocate import Limits
+from coordinator.decide.evaluation import jobs, nodes
+from coordinator.decide.evaluation.actions import SubmitJob
+from coordinator.decide.evaluation.events import JobStarted
+from coordinator.decide.evaluation.job_specs import worker_job
+from coordinator.decide.evaluation.state import NodeUse
+from coordinator.decide.planning.make_plan import hardware_of
 from coordinator.errors import RetryError
-from coordinator.evaluation import jobs, nodes
-from coordinator.evaluation.actions import SubmitJob
-from coordinator.evaluation.events import JobStarted
-from coordinator.evaluation.job_specs import worker_job
-from coordinator.evaluation.state import NodeUse
-from coordinator.planning.make_plan import hardware_of
 from coordinator.runtime import cluster_calls, effects, gpu_names, registry
 from coordinator.runtime.cluster_calls import ClusterCalls
+from coordinator.site.cluster import ClusterError, Job
 from evaljobs.contract.outcomes import Staged
 from evaljobs.contract.specs import JudgeConfig, TaskEntry
 from evaljobs.contract.storage import write_outcome

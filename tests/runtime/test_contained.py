@@ -19,19 +19,19 @@ from support.loops import serving, until
 from support.simulated.parts import record
 
 from coordinator.base.signals import Signals
-from coordinator.cli.screen.evaluation_views import all_summaries, evaluation_views, view_as_json
-from coordinator.cli.screen.work_folder_view import WorkFolderView, _over
-from coordinator.config.schema import ClusterConfig, Config
+from coordinator.decide.evaluation import step as machine
+from coordinator.decide.evaluation.actions import FindRequestSets
+from coordinator.decide.evaluation.events import EVENT
+from coordinator.decide.evaluation.records import JOURNAL_FORMAT, job_prefix
 from coordinator.errors import RetryError
-from coordinator.evaluation import step as machine
-from coordinator.evaluation.actions import FindRequestSets
-from coordinator.evaluation.events import EVENT
-from coordinator.evaluation.records import JOURNAL_FORMAT, job_prefix
 from coordinator.intake.inbox import Notice, leave_notice
+from coordinator.interface.cli.screen.evaluation_views import all_summaries, evaluation_views, view_as_json
+from coordinator.interface.cli.screen.work_folder_view import WorkFolderView, _over
 from coordinator.runtime import journal, registry, runner
 from coordinator.runtime.journal import JournalError, OtherFormatError, exclude_coordinators, read_events
 from coordinator.runtime.runner import MAX_ANSWERS, MAX_ANSWERS_AN_ENTRY
 from coordinator.runtime.summary import read_ended_summary, read_summary
+from coordinator.site.config.schema import ClusterConfig, Config
 
 GOOD, BAD = "ckpt-good-00000001", "ckpt-bad-00000002"
 NO_EVENT = b'{"kind": "of-another-version"}\n'

@@ -14,12 +14,12 @@ from support.fake_cluster import FakeCluster, fake_node
 from support.loops import serving, until
 
 from coordinator.base import clock
-from coordinator.cli.screen.evaluation_views import EvaluationView
-from coordinator.cli.screen.live_screen import Watcher
-from coordinator.cluster.slurm_rules import Hosting
-from coordinator.config.schema import Config, WatchConfig
 from coordinator.intake import folder_watch
+from coordinator.interface.cli.screen.evaluation_views import EvaluationView
+from coordinator.interface.cli.screen.live_screen import Watcher
 from coordinator.runtime.service import Service
+from coordinator.site.cluster.slurm_rules import Hosting
+from coordinator.site.config.schema import Config, WatchConfig
 from evaljobs.queue import redis_client
 
 

@@ -8,19 +8,19 @@ import pytest
 from support.simulated.parts import Faults, record
 from support.simulated.world import World
 
-from coordinator.evaluation import events as ev
-from coordinator.evaluation import step as machine
-from coordinator.evaluation.actions import FindResponses, MakePlan
-from coordinator.evaluation.job_specs import Site
-from coordinator.evaluation.records import Inputs, cut_on_disk, evaluation_id
-from coordinator.evaluation.state import Phase
+from coordinator.decide.evaluation import events as ev
+from coordinator.decide.evaluation import step as machine
+from coordinator.decide.evaluation.actions import FindResponses, MakePlan
+from coordinator.decide.evaluation.job_specs import Site
+from coordinator.decide.evaluation.records import Inputs, cut_on_disk, evaluation_id
+from coordinator.decide.evaluation.state import Phase
+from coordinator.decide.planning.make_plan import make_plan
 from coordinator.intake import request_sets
 from coordinator.intake.source_keys import Present
-from coordinator.planning.make_plan import make_plan
-from coordinator.report.gpu_use import DRAINED, GpuUse
-from coordinator.report.load_series import read_document
-from coordinator.report.measurements import ShardSpan, without_measurements
-from coordinator.report.scores import ScoreValue
+from coordinator.results.report.gpu_use import DRAINED, GpuUse
+from coordinator.results.report.load_series import read_document
+from coordinator.results.report.measurements import ShardSpan, without_measurements
+from coordinator.results.report.scores import ScoreValue
 from coordinator.runtime import finalize, reuse
 from coordinator.runtime.chance import at_chance, fell_to_chance
 from coordinator.runtime.journal import Journal, line_of, replayed_state

@@ -10,11 +10,11 @@ from support.commands import typed
 from support.daemons import SUITE, announce, daemon, only, refused, small
 from support.with_root import GROUP, MEMBERS, as_user
 
-from coordinator.config.schema import Config, WatchConfig
 from coordinator.errors import OperatorError
 from coordinator.intake import work_folder
 from coordinator.intake.inbox import Notice, leave_notice
 from coordinator.runtime import service
+from coordinator.site.config.schema import Config, WatchConfig
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.storage import make_file
 

@@ -15,16 +15,16 @@ from support.simulated.parts import SITE, Faults, record
 from support.simulated.world import World
 
 from coordinator.base import clock
-from coordinator.cluster import JobState
-from coordinator.evaluation import actions as do
-from coordinator.evaluation import events as ev
-from coordinator.evaluation import step as machine
-from coordinator.evaluation.job_specs import Site
+from coordinator.decide.evaluation import actions as do
+from coordinator.decide.evaluation import events as ev
+from coordinator.decide.evaluation import step as machine
+from coordinator.decide.evaluation.job_specs import Site
 from coordinator.runtime import detect
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.journal import Journal, read_events
 from coordinator.runtime.runner import Running
-from coordinator.services.redis_server import server_binary
+from coordinator.site.cluster import JobState
+from coordinator.site.services.redis_server import server_binary
 from evaljobs.contract.outcomes import Built, ShardResponses
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.storage import FrameWriter, write_outcome, write_record

@@ -15,7 +15,7 @@ import pytest
 from coordinator.hook import pinned
 from coordinator.intake.checkpoint import inspect_checkpoint
 from coordinator.intake.inbox import Notice, leave_notice
-from coordinator.keeping.archive import archive_ended
+from coordinator.operations.keeping.archive import archive_ended
 from coordinator.runtime.summary import read_ended_summary
 from coordinator.runtime.work_lock import UNTIL_IDLE, WorkLock, is_daemon
 from evaljobs.contract.archived_files import archive_members, archive_of

@@ -18,18 +18,18 @@ from support.loops import coordinator_on, serving, until
 from support.simulated.parts import record
 from support.with_root import fill, no_room_for_an_event, small_disk
 
-from coordinator import cli
 from coordinator.base.clock import Throttle
 from coordinator.base.disk_space import FREE_SPACE_ADVICE
-from coordinator.config.schema import Config
+from coordinator.decide.evaluation.events import CancelAsked, OutcomeSeen, Restarted, ResultsWritten
 from coordinator.errors import OperatorError, RetryError, TakenOverError
-from coordinator.evaluation.events import CancelAsked, OutcomeSeen, Restarted, ResultsWritten
 from coordinator.hook import pinned
 from coordinator.intake.inbox import Notice, leave_notice
+from coordinator.interface import cli
 from coordinator.runtime import registry, work_lock
 from coordinator.runtime.journal import Journal, UnreadableEventError, read_events
 from coordinator.runtime.service import Service
 from coordinator.runtime.work_lock import WorkLock
+from coordinator.site.config.schema import Config
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.queue import redis_client

@@ -13,17 +13,13 @@ from support.simulated.parts import record
 import evalspan
 from coordinator.base import clock
 from coordinator.base.clock import Throttle
-from coordinator.cli.commands import _nothing_to_do
-from coordinator.cluster.sbatch_text import SlurmOptions
-from coordinator.cluster.slurm_cli import SlurmCli
-from coordinator.cluster.slurm_parse import NODE_FIELDS
-from coordinator.config.schema import ClusterConfig, Config, WatchConfig
-from coordinator.evaluation.state import EntryState, Phase, State
+from coordinator.decide.evaluation.state import EntryState, Phase, State
 from coordinator.intake import from_settings, pending
 from coordinator.intake.inbox import Notice, leave_notice
 from coordinator.intake.resubmit import resubmission_of
-from coordinator.page.index import standing_in_words
-from coordinator.report.load_series import find_series
+from coordinator.interface.cli.commands import _nothing_to_do
+from coordinator.interface.page.index import standing_in_words
+from coordinator.results.report.load_series import find_series
 from coordinator.runtime.service import RULES_SECONDS, Service
 from coordinator.runtime.submission import Submission, has_ended
 from coordinator.runtime.summary import (
@@ -36,6 +32,10 @@ from coordinator.runtime.summary import (
     write_summary,
 )
 from coordinator.runtime.work_lock import DAEMON, WorkLock
+from coordinator.site.cluster.sbatch_text import SlurmOptions
+from coordinator.site.cluster.slurm_cli import SlurmCli
+from coordinator.site.cluster.slurm_parse import NODE_FIELDS
+from coordinator.site.config.schema import ClusterConfig, Config, WatchConfig
 from evaljobs.contract.paths import EvaluationPaths
 
 pytestmark = pytest.mark.usefixtures("own_settings")

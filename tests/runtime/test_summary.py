@@ -14,10 +14,7 @@ from support.simulated.parts import record
 from support.trainings import leave
 
 from coordinator.base.words import format_estimate
-from coordinator.cli.screen.evaluation_views import timed_in_words
-from coordinator.cluster import Job
-from coordinator.config.schema import Config
-from coordinator.evaluation.state import (
+from coordinator.decide.evaluation.state import (
     EntryState,
     JobInfo,
     MetricState,
@@ -27,8 +24,9 @@ from coordinator.evaluation.state import (
     State,
     Trial,
 )
-from coordinator.keeping.archive import archive_ended
-from coordinator.report.scores import ScoreValue
+from coordinator.interface.cli.screen.evaluation_views import timed_in_words
+from coordinator.operations.keeping.archive import archive_ended
+from coordinator.results.report.scores import ScoreValue
 from coordinator.runtime.known_evaluations import Summaries
 from coordinator.runtime.make_summary import WAITS_SECONDS, seconds_left, stage_of, summary_now, summary_of
 from coordinator.runtime.summary import (
@@ -44,6 +42,8 @@ from coordinator.runtime.summary import (
     write_summary,
 )
 from coordinator.runtime.work_lock import WorkLock
+from coordinator.site.cluster import Job
+from coordinator.site.config.schema import Config
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import FrameRef

@@ -20,7 +20,7 @@ from support.metric_jobs import Bench, children, kill, move, running
 from support.served import server_pid
 from support.with_root import memory_group, storage_away, umount
 
-from coordinator.services.redis_server import RedisServer
+from coordinator.site.services.redis_server import RedisServer
 from evaljobs.contract.specs import ScoreSpec
 from evaljobs.queue import redis_client
 from evaljobs.scoring import worker

@@ -16,12 +16,12 @@ from dev_cluster import procs
 from dev_cluster.testing import wait_until
 from support.metric_jobs import kill, move
 
-from coordinator.config.schema import Config, RedisConfig
 from coordinator.errors import OperatorError, RetryError
 from coordinator.runtime.wiring import cluster_of, keeper_of
-from coordinator.services import redis_server
-from coordinator.services.metric_queue import MetricQueue
-from coordinator.services.redis_server import (
+from coordinator.site.config.schema import Config, RedisConfig
+from coordinator.site.services import redis_server
+from coordinator.site.services.metric_queue import MetricQueue
+from coordinator.site.services.redis_server import (
     RedisServer,
     SiteRedis,
     acl_text,
@@ -125,7 +125,7 @@ def test_while_it_is_unknown_where_to_listen_the_address_of_the_last_coordinator
 
 KILLED = """
 import os, signal, sys
-from coordinator.services.redis_server import RedisServer
+from coordinator.site.services.redis_server import RedisServer
 from evaljobs.contract.paths import WorkPaths
 server = RedisServer(WorkPaths(sys.argv[1]))
 server.ensure()

@@ -24,10 +24,10 @@ from simulation.simulate import simulate
 from support.drawn import some
 from support.problems import alike, fixed, instance_text, instances, lanes, work_sets
 
-from coordinator.planning.instance import DataSet, parse_instance, plan_instance
-from coordinator.planning.make_plan import SHARD_OVERHEAD_SECONDS
-from coordinator.planning.model import Even, Lane, LanePlan, Plan, PlannedShard, Problem, WorkSet
-from coordinator.planning.planner import PLANNERS, SMALL_TAIL, plan, plan_round_robin
+from coordinator.decide.planning.instance import DataSet, parse_instance, plan_instance
+from coordinator.decide.planning.make_plan import SHARD_OVERHEAD_SECONDS
+from coordinator.decide.planning.model import Even, Lane, LanePlan, Plan, PlannedShard, Problem, WorkSet
+from coordinator.decide.planning.planner import PLANNERS, SMALL_TAIL, plan, plan_round_robin
 
 SIMULATE = Path(__file__).parents[2] / "scripts" / "simulate"
 FEW = some(12)

@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.diagnosis.diagnose import diagnose_state, diagnose_text
-from coordinator.diagnosis.rules import rule_table
 from coordinator.errors import OperatorError
-from coordinator.supervise.attempts import sbatch_words
-from coordinator.supervise.decisions import (
+from coordinator.operations.supervise.attempts import sbatch_words
+from coordinator.operations.supervise.decisions import (
     MOST_PAUSE,
     SPIKE_LENGTH,
     End,
@@ -21,6 +19,8 @@ from coordinator.supervise.decisions import (
     decide_restart,
     restart_pause,
 )
+from coordinator.site.diagnosis.diagnose import diagnose_state, diagnose_text
+from coordinator.site.diagnosis.rules import rule_table
 
 UNKNOWN = diagnose_text("", state="FAILED")
 RULES = {

@@ -3,10 +3,10 @@
 import time
 from pathlib import Path
 
-from coordinator.cluster.slurm_rules import Hosting
-from coordinator.config.schema import Config, WatchConfig
 from coordinator.intake.inbox import Inbox, Notice, leave_notice, read_refusals
 from coordinator.runtime.service import Service
+from coordinator.site.cluster.slurm_rules import Hosting
+from coordinator.site.config.schema import Config, WatchConfig
 from support.fake_cluster import FakeCluster
 from support.loops import coordinator_on
 from support.node_memory import make_checkpoint

@@ -18,7 +18,7 @@ from dev_cluster.testing import wait_until
 from rq import Queue
 from rq.serializers import JSONSerializer
 
-from coordinator.services.metric_queue import MetricQueue
+from coordinator.site.services.metric_queue import MetricQueue
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths, request_set_manifest
 from evaljobs.contract.storage import read_record, write_atomic

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coordinator.base import clock
-from coordinator.evaluation.records import Inputs
+from coordinator.decide.evaluation.records import Inputs
 from coordinator.intake import from_settings, validate, work_folder
 from coordinator.runtime import wiring
 from evaljobs.contract import outcomes as out

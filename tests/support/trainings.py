@@ -2,13 +2,13 @@
 
 import json
 
-from coordinator.evaluation.records import EvaluationRecord, RunOptions
-from coordinator.report import pairs
-from coordinator.report.comparisons import comparison_rows
-from coordinator.report.load_series import make_evaluation
-from coordinator.report.measurements import UNMEASURED, Report
-from coordinator.report.row_verdicts import add_verdicts
-from coordinator.report.scores import Evaluation, scores_of
+from coordinator.decide.evaluation.records import EvaluationRecord, RunOptions
+from coordinator.results.report import pairs
+from coordinator.results.report.comparisons import comparison_rows
+from coordinator.results.report.load_series import make_evaluation
+from coordinator.results.report.measurements import UNMEASURED, Report
+from coordinator.results.report.row_verdicts import add_verdicts
+from coordinator.results.report.scores import Evaluation, scores_of
 from evaljobs.contract.columns import Documents, pack_columns, unpack_columns
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import CheckpointSpec, ModelOptions, SuiteSpec, TaskEntry

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from support.trainings import leave, point, results, two_trainings
 
-from coordinator.config.schema import Config, TrackersConfig
-from coordinator.trackers import TRACKERS, export_points, live, lm_eval_files, runs_of
+from coordinator.results.trackers import TRACKERS, export_points, live, lm_eval_files, runs_of
+from coordinator.site.config.schema import Config, TrackersConfig
 from evaljobs.contract.paths import EvaluationPaths
 
 POINTS = [point(10, 0.2), point(20, 0.6)]

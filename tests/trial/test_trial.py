@@ -11,7 +11,7 @@ import pytest
 from dev_cluster.testing import wait_until
 from support.trials import OPTIONS, TASK, Evaluation, finish, on_a_small_gpu
 
-from coordinator.services.redis_server import RedisServer
+from coordinator.site.services.redis_server import RedisServer
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import Failed, Probed, TooLarge, TrialEnded
 from evaljobs.contract.paths import WorkPaths, batch_file, batch_index_file

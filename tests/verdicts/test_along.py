@@ -11,17 +11,16 @@ from pyarrow import compute, parquet
 from support.commands import typed
 from support.trainings import leave
 
-from coordinator.cli.screen.evaluation_views import all_summaries
-from coordinator.config.schema import Config, NotifyConfig
-from coordinator.monitor import daemon_services, notify
-from coordinator.page import page_contents
-from coordinator.page.index import index_data, training_data
-from coordinator.report import training_files
-from coordinator.report.load_series import find_heads, find_series, read_document
-from coordinator.report.pairs import Evaluated, compare_one, score_differences
-from coordinator.report.scores import ScoreValue
-from coordinator.report.stored_documents import read_documents as documents_of
-from coordinator.report.training import training_sentence
+from coordinator.interface.cli.screen.evaluation_views import all_summaries
+from coordinator.interface.page import page_contents
+from coordinator.interface.page.index import index_data, training_data
+from coordinator.operations.monitor import daemon_services, notify
+from coordinator.results.report import training_files
+from coordinator.results.report.load_series import find_heads, find_series, read_document
+from coordinator.results.report.pairs import Evaluated, compare_one, score_differences
+from coordinator.results.report.scores import ScoreValue
+from coordinator.results.report.stored_documents import read_documents as documents_of
+from coordinator.results.report.training import training_sentence
 from coordinator.runtime.summary import (
     SCHEMA_VERSION,
     Summary,
@@ -30,6 +29,7 @@ from coordinator.runtime.summary import (
     summary_of_record,
     write_summary,
 )
+from coordinator.site.config.schema import Config, NotifyConfig
 from evaljobs.contract.columns import pack_columns
 from evaljobs.contract.paths import EvaluationPaths
 

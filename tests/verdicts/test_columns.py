@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.report.flips import find_flips
-from coordinator.report.stored_documents import read_documents
+from coordinator.results.report.flips import find_flips
+from coordinator.results.report.stored_documents import read_documents
 from evaljobs.contract.columns import SIGNALS, columns_of, document_signals, pack_columns, unpack_columns
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.errors import OperatorError

@@ -12,9 +12,9 @@ from scipy import stats
 from support.trainings import compared
 
 from coordinator.errors import OperatorError
-from coordinator.report.row_verdicts import overall_difference
-from coordinator.verdicts.gate import Policy, judge_rows, outcome_of
-from coordinator.verdicts.paired import (
+from coordinator.results.report.row_verdicts import overall_difference
+from coordinator.results.verdicts.gate import Policy, judge_rows, outcome_of
+from coordinator.results.verdicts.paired import (
     FEW_CLUSTERS,
     Paired,
     adjusted_verdicts,

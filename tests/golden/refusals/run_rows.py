@@ -24,7 +24,7 @@ from support.ended import leave_ended  # noqa: E402 (the path first)
 from support.node_memory import make_checkpoint  # noqa: E402
 from support.trainings import leave  # noqa: E402
 
-import coordinator.cli  # noqa: E402
+import coordinator.interface.cli  # noqa: E402
 import evaljobs.__main__  # noqa: E402
 import evaljobs.sandbox.__main__  # noqa: E402
 from coordinator import api  # noqa: E402, F401 (imported before the forks, once)
@@ -104,7 +104,7 @@ def notice():
 def call(words):
     """Be the program that these words start, in this process where it is Python."""
     mains = {
-        "evalspan": coordinator.cli.main,
+        "evalspan": coordinator.interface.cli.main,
         "evaljobs": lambda: sys.exit(evaljobs.__main__.main()),
         "notice": notice,
         "sandbox": lambda: sys.exit(evaljobs.sandbox.__main__.main()),

@@ -7,10 +7,10 @@ its node has the GPUs and the memory that it asks for; others' jobs come and go;
 import random
 from dataclasses import replace
 
-from coordinator.allocation import allocate, demand, job_limits
-from coordinator.allocation.allocate import Limits
-from coordinator.evaluation import events as ev
-from coordinator.evaluation.state import FEWER_SECONDS
+from coordinator.decide.allocation import allocate, demand, job_limits
+from coordinator.decide.allocation.allocate import Limits
+from coordinator.decide.evaluation import events as ev
+from coordinator.decide.evaluation.state import FEWER_SECONDS
 from coordinator.runtime import detect
 from support.fake_cluster import fake_node
 from support.simulated.parts import record

@@ -6,15 +6,15 @@ a number. A seed replays exactly.
 
 from functools import partial
 
-from coordinator.allocation import job_limits
-from coordinator.diagnosis.diagnose import diagnose_state
-from coordinator.evaluation import actions as do
-from coordinator.evaluation import events as ev
-from coordinator.evaluation import scoring, shards
-from coordinator.evaluation import step as machine
-from coordinator.evaluation.job_specs import metric_spec, specs_of
-from coordinator.evaluation.state import Phase
+from coordinator.decide.allocation import job_limits
+from coordinator.decide.evaluation import actions as do
+from coordinator.decide.evaluation import events as ev
+from coordinator.decide.evaluation import scoring, shards
+from coordinator.decide.evaluation import step as machine
+from coordinator.decide.evaluation.job_specs import metric_spec, specs_of
+from coordinator.decide.evaluation.state import Phase
 from coordinator.runtime import detect
+from coordinator.site.diagnosis.diagnose import diagnose_state
 from evaljobs.contract.names import ShardId
 from support.simulated.cluster import Cluster
 from support.simulated.invariants import validate
