@@ -2,6 +2,8 @@
 coordinator is dead.
 """
 
+import asyncio
+import gc
 import json
 import shutil
 import socket
@@ -9,19 +11,30 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+import weakref
 from pathlib import Path
 from threading import Event, Thread
 
 import pytest
+import uvicorn
 from dev_cluster.testing import wait_until
 from support.node_memory import make_checkpoint
 from support.serving import SECONDS, end, serving, start
 from support.simulated.parts import Faults, record
 from support.simulated.world import World
 from support.trainings import two_trainings
+from uvicorn.server import ServerState
 
+from coordinator.interface.page import server
 from coordinator.interface.page.page_contents import PageContents
-from coordinator.interface.page.server import BUSY_SHARE, LOOK_SECONDS, MOST_PAGES, Journals, Pages
+from coordinator.interface.page.server import (
+    BUSY_SHARE,
+    LOOK_SECONDS,
+    MOST_PAGES,
+    Journals,
+    Pages,
+    web_application,
+)
 from coordinator.runtime.journal import line_of, read_events, replayed_state
 from coordinator.runtime.summary import Summary, write_summary
 from coordinator.site.config.schema import Config
@@ -231,6 +244,33 @@ def test_addresses_that_were_asked_for_once_leave_nothing(tmp_path):
     for number in range(1000):
         pages.get(f"/compare?id={number}", lambda: PageContents("", {}, {}))
     assert (len(pages._making), len(pages._made)) == (0, MOST_PAGES)
+
+
+def test_no_timer_keeps_a_connection_that_has_ended(tmp_path):
+    """Else a flood's connections, with their requests, would all stay for HEADER_SECONDS."""
+    config = uvicorn.Config(web_application(Config(work_dir=tmp_path), None))
+    config.load()
+    made = []
+
+    def protocol():
+        one = server._Timed(config=config, server_state=ServerState(), app_state={})
+        made.append(weakref.ref(one))
+        return one
+
+    async def connect():
+        loop = asyncio.get_running_loop()
+        listening = await loop.create_server(protocol, "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*listening.sockets[0].getsockname())
+        writer.write(b"GET / HTTP/1.0\r\nHost: elsewhere\r\n\r\n")
+        assert b"400 Bad Request" in await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        await asyncio.sleep(0)  # the server's side of the end
+        gc.collect()
+        assert [one() for one in made] == [None]
+        listening.close()
+
+    asyncio.run(connect())
 
 
 def test_a_page_is_made_by_one_thread_at_a_time(tmp_path):

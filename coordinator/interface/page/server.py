@@ -333,7 +333,11 @@ class _Timed(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self.loop.call_later(HEADER_SECONDS, lambda: self.cycle or transport.close())
+        self._end = self.loop.call_later(HEADER_SECONDS, lambda: self.cycle or transport.close())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end.cancel()  # else a flood's connections would all be kept for so long
+        super().connection_lost(exc)
 
 
 def serve_pages(settings: Config, *, port: int, unix: Path | None, say: Callable[[str], None]) -> None:
