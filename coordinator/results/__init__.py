@@ -1,4 +1,4 @@
-"""What came of evaluations: reports, verdicts on differences, and exports to trackers.
+"""What came of evaluations: reports, and exports to trackers.
 
 Rule: read from the files of evaluations; nothing here changes one. Start at `report/measurements.py`.
 """

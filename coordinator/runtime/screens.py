@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from coordinator.decide.evaluation.actions import JudgeScreen
 from coordinator.decide.evaluation.events import ScreenJudged
 from coordinator.decide.evaluation.records import EvaluationRecord, Screening, ScreenScore
+from coordinator.decide.verdicts.screening import asking_order, judge_screening, likely_share, question_of
 from coordinator.errors import OperatorError
 from coordinator.results.report.load_series import find_heads, read_document
 from coordinator.results.report.row_verdicts import is_mean
 from coordinator.results.report.scores import Evaluation, Head, ScoreValue, head_of
 from coordinator.results.report.stored_documents import read_documents
-from coordinator.results.verdicts.screening import asking_order, judge_screening, likely_share, question_of
 from coordinator.runtime.summary import read_evaluation
 from evaljobs.contract.archived_files import read_bytes
 from evaljobs.contract.columns import CLUSTER, DENSE, DOCUMENT, HASH, unpack_columns

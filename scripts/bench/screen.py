@@ -21,8 +21,8 @@ from scipy import stats
 from bench.harness import Options, command, option, row, say, targets
 from bench.portfolio import instance_text
 from coordinator.decide.planning.instance import parse_instance
-from coordinator.results.verdicts.paired import ALPHA, Paired, confidence_interval
-from coordinator.results.verdicts.screening import Question, documents_needed, judge_screening
+from coordinator.decide.verdicts.paired import ALPHA, Paired, confidence_interval
+from coordinator.decide.verdicts.screening import Question, documents_needed, judge_screening
 
 HERE = Path(__file__).parent
 DROPS = (0.0, 0.01, 0.02, 0.05)

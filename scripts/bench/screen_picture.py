@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from coordinator.results.verdicts.screening import Answer, Question, asking_order, judge_screening
+from coordinator.decide.verdicts.screening import Answer, Question, asking_order, judge_screening
 
 HERE = Path(__file__).parent
 PICTURES = HERE.parents[1] / "docs" / "pictures"

@@ -23,20 +23,20 @@ from scipy import stats
 
 from bench.harness import Options, command, option, row, targets
 from coordinator import hook
-from coordinator.results.report.comparisons import comparison_rows
-from coordinator.results.report.load_series import make_evaluation
-from coordinator.results.report.pairs import Evaluated, compare_evaluated
-from coordinator.results.report.row_verdicts import add_verdicts
-from coordinator.results.report.stored_documents import read_documents as documents_of
-from coordinator.results.verdicts.gate import Policy, judge_rows, outcome_of
-from coordinator.results.verdicts.paired import (
+from coordinator.decide.verdicts.gate import Policy, judge_rows, outcome_of
+from coordinator.decide.verdicts.paired import (
     POWER,
     Paired,
     adjusted_verdicts,
     compare_paired,
     confidence_interval,
 )
-from coordinator.results.verdicts.series import ALPHA, cusum_heights, find_worse
+from coordinator.decide.verdicts.series import ALPHA, cusum_heights, find_worse
+from coordinator.results.report.comparisons import comparison_rows
+from coordinator.results.report.load_series import make_evaluation
+from coordinator.results.report.pairs import Evaluated, compare_evaluated
+from coordinator.results.report.row_verdicts import add_verdicts
+from coordinator.results.report.stored_documents import read_documents as documents_of
 from evaljobs.contract.columns import pack_columns
 from evaljobs.contract.paths import EvaluationPaths
 

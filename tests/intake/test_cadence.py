@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 import evalspan
 from coordinator.decide.evaluation.records import EvaluationRecord, Inputs, RunOptions, evaluation_id
+from coordinator.decide.verdicts.gate import Policy, judge_rows, outcome_of
 from coordinator.errors import OperatorError
 from coordinator.intake import cadence, suites
 from coordinator.interface.cli import app
-from coordinator.results.verdicts.gate import Policy, judge_rows, outcome_of
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import CheckpointSpec, ModelOptions, SuiteSpec, TaskEntry
 

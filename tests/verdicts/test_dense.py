@@ -9,9 +9,9 @@ from scipy.special import softmax
 from support.exactness.pipeline import TASKS, Case, lm_eval_run
 from support.trainings import compared, leave, results
 
+from coordinator.decide.verdicts.gate import Policy, judge_rows
 from coordinator.operations.monitor.gate import gate_evaluation
 from coordinator.results.report.scores import scores_of
-from coordinator.results.verdicts.gate import Policy, judge_rows
 from coordinator.site.config.schema import Config
 from evaljobs.contract.columns import columns_of, signal_means
 

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from support.trainings import compared
 
-from coordinator.errors import OperatorError
-from coordinator.results.report.row_verdicts import overall_difference
-from coordinator.results.verdicts.gate import Policy, judge_rows, outcome_of
-from coordinator.results.verdicts.paired import (
+from coordinator.decide.verdicts.gate import Policy, judge_rows, outcome_of
+from coordinator.decide.verdicts.paired import (
     FEW_CLUSTERS,
     Paired,
     adjusted_verdicts,
@@ -22,6 +20,8 @@ from coordinator.results.verdicts.paired import (
     confidence_interval,
     pool_differences,
 )
+from coordinator.errors import OperatorError
+from coordinator.results.report.row_verdicts import overall_difference
 
 RNG = np.random.default_rng(7)
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, optimize, stats
 
-from coordinator.results.verdicts import screening
-from coordinator.results.verdicts.screening import (
+from coordinator.decide.verdicts import screening
+from coordinator.decide.verdicts.screening import (
     WORST_FLIPS,
     Question,
     asking_order,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.results.verdicts.series import ALPHA, MIN_CHECKPOINTS, cusum_heights, find_worse, yardsticks
+from coordinator.decide.verdicts.series import ALPHA, MIN_CHECKPOINTS, cusum_heights, find_worse, yardsticks
 
 LEVEL = ALPHA / 40 / 60  # of one of 40 tasks in 60 checkpoints
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.results.verdicts.signal import MAX_INTERVAL, Signal, asking_cadences, signal_of
+from coordinator.decide.verdicts.signal import MAX_INTERVAL, Signal, asking_cadences, signal_of
 
 
 def published(models, last):

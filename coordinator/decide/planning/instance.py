@@ -20,8 +20,8 @@ from coordinator.decide.planning.lower_bound import plan_bound
 from coordinator.decide.planning.make_plan import BYTES_PER_PARAMETER, SHARD_OVERHEAD_SECONDS
 from coordinator.decide.planning.model import UNLIMITED, Even, Lane, Plan, Problem, WorkSet
 from coordinator.decide.planning.planner import PLANNERS
+from coordinator.decide.verdicts.screening import likely_share, question_of
 from coordinator.errors import OperatorError
-from coordinator.results.verdicts.screening import likely_share, question_of
 from evaljobs.contract.names import Cut
 from evaljobs.contract.specs import BatchIndex, RequestSetManifest, ScreenOptions, SuiteSpec, TaskEntry
 from priors import sizes

@@ -19,7 +19,7 @@ from coordinator.decide.evaluation.state import NodeUse
 from coordinator.decide.planning.flow_shop import end_of
 from coordinator.decide.planning.model import UNLIMITED, Lane, LanePlan, PlannedShard, Problem, WorkSet
 from coordinator.decide.planning.planner import PLANNERS
-from coordinator.results.verdicts.screening import likely_share, question_of
+from coordinator.decide.verdicts.screening import likely_share, question_of
 from coordinator.site.cluster import CPU_SLOT
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.specs import BatchIndex, RequestSetManifest

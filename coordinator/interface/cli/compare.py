@@ -85,8 +85,8 @@ class Gate(TableCommand):
     mixed: bool = flag("Also compare scores computed in different modes.")
 
     def run(self) -> None:
+        from coordinator.decide.verdicts.gate import outcome_of
         from coordinator.operations.monitor.gate import gate_evaluation, read_policy
-        from coordinator.results.verdicts.gate import outcome_of
 
         policy = read_policy(self.policy)
         rulings, (first, last) = gate_evaluation(

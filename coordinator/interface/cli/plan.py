@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from coordinator.decide.verdicts.paired import POWER
 from coordinator.errors import OperatorError
 from coordinator.interface.cli.app import (
     SettingsCommand,
@@ -23,7 +24,6 @@ from coordinator.interface.cli.app import (
     show_json,
     stdout_console,
 )
-from coordinator.results.verdicts.paired import POWER
 from evaljobs.contract.paths import WorkPaths
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ from pathlib import Path
 from statistics import fmean
 
 from coordinator.decide.evaluation.records import EvaluationRecord
+from coordinator.decide.verdicts.gate import Policy, Ruling, is_named, judge_rows
 from coordinator.errors import OperatorError
 from coordinator.results.report.learning_curves import current_points
 from coordinator.results.report.load_series import find_series
 from coordinator.results.report.pairs import SCREEN, compare_evaluations
 from coordinator.results.report.scores import Evaluation, ScoreValue
-from coordinator.results.verdicts.gate import Policy, Ruling, is_named, judge_rows
 from coordinator.runtime.known_evaluations import find_record
 from coordinator.site.config import toml
 from coordinator.site.config.schema import Config

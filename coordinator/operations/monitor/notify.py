@@ -22,10 +22,10 @@ from urllib.parse import urlsplit
 from pydantic import Field, ValidationError
 
 from coordinator.base.words import first_of
+from coordinator.decide.verdicts.gate import Outcome, outcome_of
 from coordinator.errors import OperatorError
 from coordinator.operations.monitor.gate import gate_evaluation, read_policy
 from coordinator.results.report.training import Drop
-from coordinator.results.verdicts.gate import Outcome, outcome_of
 from coordinator.runtime.summary import Summary
 from coordinator.site.config.schema import Config, NotifyConfig
 from evaljobs.contract.specs import Record

@@ -17,6 +17,13 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from coordinator.decide.verdicts.paired import ALPHA
+from coordinator.decide.verdicts.screening import (
+    WORST_FLIPS,
+    detectable_change,
+    documents_needed,
+    errors_needed,
+)
 from coordinator.errors import OperatorError
 from coordinator.results.report.learning_curves import current_points
 from coordinator.results.report.load_series import find_heads, load_documents
@@ -24,13 +31,6 @@ from coordinator.results.report.pairs import score_differences
 from coordinator.results.report.scores import Evaluation
 from coordinator.results.report.tables import Parts, Sheet
 from coordinator.results.report.training_files import by_training
-from coordinator.results.verdicts.paired import ALPHA
-from coordinator.results.verdicts.screening import (
-    WORST_FLIPS,
-    detectable_change,
-    documents_needed,
-    errors_needed,
-)
 from evaljobs.contract.columns import DENSE
 from evaljobs.errors import OperatorError as DamagedError
 

@@ -16,13 +16,13 @@ from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from coordinator.decide.verdicts.paired import FEW_CLUSTERS, Paired, compare_paired
 from coordinator.errors import OperatorError
 from coordinator.results.report.comparisons import comparison_rows
 from coordinator.results.report.load_series import read_document
 from coordinator.results.report.row_verdicts import UNLIKE_WORDS, add_verdicts, is_mean
 from coordinator.results.report.scores import Evaluation, ScoreValue, key_difference
 from coordinator.results.report.stored_documents import read_documents
-from coordinator.results.verdicts.paired import FEW_CLUSTERS, Paired, compare_paired
 from evaljobs.contract.columns import CLUSTER, DENSE, DOCUMENT, HASH, Documents
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.storage import write_atomic

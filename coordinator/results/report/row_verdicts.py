@@ -13,16 +13,16 @@ from itertools import pairwise
 from math import isfinite
 from typing import Any
 
-from coordinator.results.report.learning_curves import Curve, Worse
-from coordinator.results.verdicts.paired import ALPHA as VERDICT_ALPHA
-from coordinator.results.verdicts.paired import (
+from coordinator.decide.verdicts.paired import ALPHA as VERDICT_ALPHA
+from coordinator.decide.verdicts.paired import (
     Paired,
     adjusted_verdicts,
     confidence_interval,
     pool_differences,
 )
-from coordinator.results.verdicts.series import ALPHA, MIN_CHECKPOINTS, find_worse, yardsticks
-from coordinator.results.verdicts.series import difference_variances as spread_of
+from coordinator.decide.verdicts.series import ALPHA, MIN_CHECKPOINTS, find_worse, yardsticks
+from coordinator.decide.verdicts.series import difference_variances as spread_of
+from coordinator.results.report.learning_curves import Curve, Worse
 from evaljobs.contract.columns import DENSE, SUITE_MEAN
 
 VERDICTS_NOTE = (

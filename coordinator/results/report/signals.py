@@ -15,11 +15,11 @@ from typing import Any
 from rich.console import RenderableType
 
 from coordinator.base.words import first_of
+from coordinator.decide.verdicts.signal import ASKED_SHARE, NOISE_RATIO, Signal, asking_cadences, signal_of
 from coordinator.results.report.learning_curves import Curve, Series
 from coordinator.results.report.measurements import Report
 from coordinator.results.report.scores import Evaluation
 from coordinator.results.report.tables import Parts, Sheet
-from coordinator.results.verdicts.signal import ASKED_SHARE, NOISE_RATIO, Signal, asking_cadences, signal_of
 from evaljobs.contract.columns import DENSE
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.paths import EvaluationPaths

@@ -17,8 +17,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from coordinator.decide.verdicts.paired import Paired, confidence_interval
 from coordinator.errors import OperatorError
-from coordinator.results.verdicts.paired import Paired, confidence_interval
 from evaljobs.contract.columns import DENSE, SUITE_MEAN
 from evaljobs.contract.specs import Record
 

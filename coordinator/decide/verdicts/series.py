@@ -22,7 +22,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from coordinator.results.verdicts.paired import Values
+    from coordinator.decide.verdicts.paired import Values
 
 ALPHA = 0.05  # of any false "worse", over all scores and the whole horizon
 MIN_CHECKPOINTS = 6  # earlier checkpoints needed for a verdict

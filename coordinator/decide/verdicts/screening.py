@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal
 
-from coordinator.results.verdicts.paired import ALPHA, POWER, compare_paired, confidence_interval
+from coordinator.decide.verdicts.paired import ALPHA, POWER, compare_paired, confidence_interval
 from evaljobs.contract.specs import ScreenOptions
 
 if TYPE_CHECKING:
-    from coordinator.results.verdicts.paired import Values
+    from coordinator.decide.verdicts.paired import Values
 
 ScreenVerdict = Literal["worse", "not worse", "open"]
 
