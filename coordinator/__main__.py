@@ -37,7 +37,7 @@ def main() -> None:
     gc.set_threshold(100_000)
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
-        from coordinator.cli import main as command_line  # noqa: PLC0415 (a tenth of a second)
+        from coordinator.interface.cli import main as command_line  # noqa: PLC0415 (a tenth of a second)
 
         command_line()
     except KeyboardInterrupt:

@@ -19,33 +19,39 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from coordinator.base.words import options_of, typed
-from coordinator.config import toml
-from coordinator.config.schema import Config
+from coordinator.base.words import options_of, typed_command
+from coordinator.decide.evaluation.state import State
 from coordinator.errors import EvalspanError, OperatorError
-from coordinator.evaluation.state import State
 from coordinator.intake import from_settings, hub, inbox, places, request_sets, resubmit, suites, work_folder
 from coordinator.intake.suites import PathLike, SuiteSettings
 from coordinator.intake.work_folder import refuse_guest
-from coordinator.keeping.archive import archive_all
-from coordinator.report import load_series
-from coordinator.report.learning_curves import make_series
+from coordinator.operations.keeping.archive import archive_all
+from coordinator.results.report import load_series
+from coordinator.results.report.learning_curves import make_series
 from coordinator.runtime import control
 from coordinator.runtime.finalize import Results, results_in_files, results_of, rows_of
 from coordinator.runtime.journal import Journal, OtherFormatError
+from coordinator.runtime.known_evaluations import find_folder
 from coordinator.runtime.observers import CallbackObserver, Messages, Progress, RunObserver
-from coordinator.runtime.present_inputs import as_of_now, changed_since, renewed
+from coordinator.runtime.present_inputs import changed_since, record_as_of_now, without_reuse
 from coordinator.runtime.replay import find_evaluation
-from coordinator.runtime.submission import Submission, find_submission, has_ended, send, why_waiting
-from coordinator.runtime.summaries import find_folder
-from coordinator.runtime.summary import ended
+from coordinator.runtime.submission import (
+    Submission,
+    find_submission,
+    has_ended,
+    send_submission,
+    why_waiting,
+)
+from coordinator.runtime.summary import read_ended_summary
 from coordinator.runtime.work_lock import WorkLock, is_daemon
+from coordinator.site.config import toml
+from coordinator.site.config.schema import Config
 from evaljobs.contract.engine_traits import ENDPOINT
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import SuiteSpec
 
 if TYPE_CHECKING:
-    from coordinator.evaluation.records import EvaluationRecord
+    from coordinator.decide.evaluation.records import EvaluationRecord
     from coordinator.runtime.loop import Coordinator
 
 __all__ = [
@@ -115,16 +121,16 @@ def evaluate(
     from coordinator.runtime import wiring
 
     _check_counts(slots=slots, shards_per_task=shards_per_task)
-    chosen = suites.chosen(suite, tasks, more)
+    chosen = suites.suite_choice(suite, tasks, more)
     observer = observer or CallbackObserver(progress)
-    known = work_folder.load(
+    known = work_folder.load_settings(
         config, work_dir, {**(settings or {}), **({"cluster.slots": slots} if slots else {})}
     )
     from_settings.check_device(known)
     coordinator = wiring.coordinator_of(known)
     site = coordinator.performer.site
     spec = suites.suite_of(chosen, known.watch.suite)  # refused before a model is fetched
-    record = from_settings.record_of(
+    record = from_settings.evaluation_record(
         known,
         _folder(checkpoint, known, observer),
         spec,
@@ -134,7 +140,7 @@ def evaluate(
         ),
         step=step,
     )
-    record = renewed(record) if fresh else as_of_now(record, site)
+    record = without_reuse(record, site) if fresh else record_as_of_now(record, site)
 
     def checked(new: EvaluationRecord) -> EvaluationRecord:
         return _checked(new, known, coordinator, observer, prepare_options(chosen, known, config, work_dir))
@@ -203,7 +209,7 @@ def rescore(
     from coordinator.runtime import rescoring, reuse, wiring
 
     observer = observer or CallbackObserver(progress)
-    known = work_folder.load(config, work_dir, settings)
+    known = work_folder.load_settings(config, work_dir, settings)
     refuse_guest(known.work_dir)
     paths = find_folder(known, evaluation)
     if (parent := reuse.earlier_of(paths)) is None:
@@ -212,15 +218,18 @@ def rescore(
     site = coordinator.performer.site
     spec = None if suite is None else suites.load_suite(suite)
     inputs = from_settings.inputs_for(site, coordinator.performer.lm_eval_version)
-    record = as_of_now(
-        rescoring.record_of(known, parent, spec, inputs, None if tokenizer is None else str(tokenizer)), site
+    record = record_as_of_now(
+        rescoring.rescoring_record(
+            known, parent, spec, inputs, None if tokenizer is None else str(tokenizer)
+        ),
+        site,
     )
 
     def checked(new: EvaluationRecord) -> EvaluationRecord:
         words = ["--suite", str(suite or new.suite.name)]
         new = _checked(new, known, coordinator, observer, words)
         made_of, folder = new.inputs, new.checkpoint.source
-        sets = request_sets.prepare(
+        sets = request_sets.prepare_request_sets(
             new.suite,
             folder,
             site=site,
@@ -242,7 +251,9 @@ def rescore(
     coordinator.evaluations.close()
     observer.say(f"the daemon of {known.work_dir} scores {record.evaluation_id}")
     notice = inbox.Notice(command="rescore", evaluation_id=record.evaluation_id, record=record)
-    sent = send(site.paths, notice, resubmit.submitted(before, 0), typed("daemon", config, work_dir))
+    sent = send_submission(
+        site.paths, notice, resubmit.resubmission_of(before, 0), typed_command("daemon", config, work_dir)
+    )
     return wait(sent, config=config, work_dir=work_dir, settings=settings)
 
 
@@ -254,7 +265,7 @@ def _evaluated(
     checked: Callable[[EvaluationRecord], EvaluationRecord],
 ) -> Results:
     """Begin or resume an evaluation, and wait for its scores. `checked`: a new one's record as the site has it run."""
-    from coordinator.trackers.live import Exporter
+    from coordinator.results.trackers.live import Exporter
 
     site = coordinator.performer.site
     paths = site.paths.evaluation(record.evaluation_id)
@@ -304,7 +315,7 @@ def _resumed(settings: Config, paths: EvaluationPaths) -> str:
         raise
     except OperatorError:  # an unreadable journal: the run reports it
         return ""
-    return resubmit.resumed(state)
+    return resubmit.resumed_message(state)
 
 
 def _checked(
@@ -318,16 +329,18 @@ def _checked(
 
     Raise OperatorError if its jobs could not run, RetryError if the cluster cannot be reached.
     """
-    from coordinator.cluster import ClusterError
-    from coordinator.intake.validate import check_cluster, no_answer
+    from coordinator.intake.validate import check_cluster, no_answer_message
     from coordinator.runtime import wiring
+    from coordinator.site.cluster import ClusterError
 
     source, asks = record.checkpoint.source, not record.rescores
     check_suite(record.suite, settings, observer, prepare, source, convert=record.convert, asks=asks)
     try:
-        record = wiring.at_site(record, wiring.hosting(settings, coordinator.cluster), settings)
+        record = wiring.cluster_with_site(
+            record, wiring.site_hosting(settings, coordinator.cluster), settings
+        )
     except ClusterError as error:
-        raise no_answer(error) from error
+        raise no_answer_message(error) from error
     if record.rescores:
         return record  # needs no node with GPUs
     if said := check_cluster(coordinator.cluster, record):
@@ -349,9 +362,9 @@ def check_suite(
 
     `prepare`: options of `evalspan prepare`; `checkpoint`: its folder, if one is named; `asks`: whether a model is to answer.
     """
-    from coordinator.doctor.shared_storage import check_shared
     from coordinator.intake.endpoint import NO_LIKELIHOODS, gives_likelihoods
-    from coordinator.intake.validate import check_tasks, passed_over
+    from coordinator.intake.validate import check_tasks, settings_passed_over
+    from coordinator.operations.doctor.shared_storage import check_shared
 
     without = ""
     if settings.trial.engine == ENDPOINT and asks:
@@ -363,7 +376,7 @@ def check_suite(
     fetch = shlex.join(["evalspan", "prepare", *prepare, "--tokenizer", tokenizer])
     with messages.busy("asking lm-eval for the suite's tasks"):
         files = check_tasks(suite, from_settings.site_of(settings), fetch, without)
-    if said := passed_over(suite):
+    if said := settings_passed_over(suite):
         messages.say(said)
     if settings.cluster.kind == "slurm":
         named = [checkpoint] if checkpoint else []
@@ -386,12 +399,12 @@ def prepare(
     `tokenizer`: a folder with config.json and the tokenizer, or a Hub id. Other arguments as in `evaluate`. Raises
     OperatorError with the last line of a failed build.
     """
-    chosen = suites.chosen(suite, tasks, more)
-    known = work_folder.load(config, work_dir, settings)
+    chosen = suites.suite_choice(suite, tasks, more)
+    known = work_folder.load_settings(config, work_dir, settings)
     site = from_settings.site_of(known)
-    spec = from_settings.settled(known, suites.suite_of(chosen, known.watch.suite))
+    spec = from_settings.chosen_suite(known, suites.suite_of(chosen, known.watch.suite))
     messages = messages or CallbackObserver(progress=False)
-    return request_sets.prepare(
+    return request_sets.prepare_request_sets(
         spec,
         _folder(tokenizer, known, messages, weights=False),
         busy=messages.busy,
@@ -423,9 +436,9 @@ def submit(
     first. Submitting twice creates one evaluation: the second submission may raise the priority, and it resumes a cancelled
     evaluation. Raises OperatorError for bad input.
     """
-    chosen = suites.chosen(suite, tasks, more)
+    chosen = suites.suite_choice(suite, tasks, more)
     _check_own(settings or {})
-    known = work_folder.load(config, work_dir, settings)
+    known = work_folder.load_settings(config, work_dir, settings)
     own = chosen.keys() - {"suite"}  # otherwise its name or file denotes the suite
     if own:  # a member of a group names one of the daemon's suites
         refuse_guest(known.work_dir, " to list your suite in [watch] suites")
@@ -435,17 +448,17 @@ def submit(
     spec = suites.suite_of(chosen, known.watch.suite)
     messages = messages or CallbackObserver(progress=False)
     folder = _folder(checkpoint, known, messages)
-    record = as_of_now(
-        from_settings.record_of(known, folder, spec, inputs, priority=priority, step=step), site
+    record = record_as_of_now(
+        from_settings.evaluation_record(known, folder, spec, inputs, priority=priority, step=step), site
     )
     before: State | None = None
     if Journal.begun(site.paths.evaluation(record.evaluation_id).journal):
         before, paths, _ = find_evaluation(known, record.evaluation_id)
-        places.keep(paths, before.record.checkpoint.announced, record.checkpoint.announced)
+        places.record_place(paths, before.record.checkpoint.announced, record.checkpoint.announced)
     else:
         fetch = prepare_options(chosen, known, config, work_dir)
         check_suite(record.suite, known, messages, fetch, record.checkpoint.source, convert=record.convert)
-    answer = resubmit.submitted(before, priority)
+    answer = resubmit.resubmission_of(before, priority)
     if before is None:
         answer = replace(answer, said=changed_since(record, site))
     notice = inbox.Notice(
@@ -457,8 +470,8 @@ def submit(
         noticed_at=time.time(),
         evaluation_id=record.evaluation_id,
     )
-    daemon = typed("daemon", config, work_dir)
-    return send(site.paths, notice, answer, daemon)
+    daemon = typed_command("daemon", config, work_dir)
+    return send_submission(site.paths, notice, answer, daemon)
 
 
 def _check_counts(**counts: object) -> None:
@@ -499,8 +512,8 @@ def wait(
     daemon runs, it logs a warning and waits for one.
     """
     known, daemon = (
-        work_folder.load(config, work_dir, settings, makes=False),
-        typed("daemon", config, work_dir),
+        work_folder.load_settings(config, work_dir, settings, makes=False),
+        typed_command("daemon", config, work_dir),
     )
     return _waited(known, evaluation, threading.Event(), timeout, daemon)
 
@@ -516,8 +529,8 @@ async def wait_async(
     """`wait` for `await`: the event loop goes on meanwhile. A cancelled task ends the wait, not the evaluation."""
     stop = threading.Event()
     known, daemon = (
-        work_folder.load(config, work_dir, settings, makes=False),
-        typed("daemon", config, work_dir),
+        work_folder.load_settings(config, work_dir, settings, makes=False),
+        typed_command("daemon", config, work_dir),
     )
     return await _in_thread(lambda: _waited(known, evaluation, stop, timeout, daemon), stop)
 
@@ -592,8 +605,8 @@ def _command(
     settings: Mapping[str, object] | None,
     **notice: Any,
 ) -> str:
-    known = work_folder.load(config, work_dir, settings, makes=False)
-    daemon = typed("daemon", config, work_dir)
+    known = work_folder.load_settings(config, work_dir, settings, makes=False)
+    daemon = typed_command("daemon", config, work_dir)
     return control.send_command(known, evaluation, inbox.Notice(**notice), daemon)
 
 
@@ -611,7 +624,7 @@ def results(
 
     Raises OperatorError if the name matches none in the work folder, or several.
     """
-    return _found(work_folder.load(config, work_dir, settings, makes=False), evaluation)
+    return _found(work_folder.load_settings(config, work_dir, settings, makes=False), evaluation)
 
 
 def series(
@@ -632,7 +645,7 @@ def series(
     `mixed`: exact and fast evaluations together; `dense`: include rows of dense signals, with filter "dense". Raises
     OperatorError if there is no evaluation, or there are both modes.
     """
-    known = work_folder.load(config, work_dir, settings, makes=False)
+    known = work_folder.load_settings(config, work_dir, settings, makes=False)
     found = load_series.find_series(known.work_dir, str(folder), suite, mixed=mixed)
     points = make_series(found).shown(dense=dense).points
     return [row for point in points for row in rows_of(point)]
@@ -654,7 +667,7 @@ def dataframe(
 
 def _found(settings: Config, evaluation: str) -> Results:
     paths = find_folder(settings, evaluation)
-    if ended(paths) is not None and (found := results_in_files(paths)) is not None:
+    if read_ended_summary(paths) is not None and (found := results_in_files(paths)) is not None:
         return found
     state, paths, events = find_evaluation(settings, paths.root.name)
     return results_of(state, paths, events)
@@ -667,7 +680,7 @@ def prepare_options(
     chosen: Mapping[str, Any], settings: Config, config: PathLike | None, work_dir: PathLike | None
 ) -> list[str]:
     """Return the options of `evalspan prepare` for this suite."""
-    words = suites.words(chosen)
+    words = suites.option_words(chosen)
     if not chosen.keys() & {"suite", "tasks"}:
         words += ["--suite", str(settings.watch.suite)]
     return words + options_of(config, work_dir)

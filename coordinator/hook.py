@@ -37,12 +37,12 @@ MOST_NOTICES = 10_000  # undelivered notices to keep; any further one is refused
 PIN_PREFIX = ".evalspan-pin-"
 MOST_PIN = 1 << 14  # characters of a pin: an inode and a path
 # File CHECKPOINT/evalspan.sums.json: hashes of the files, with `notify(sums=True)` | the training | with the checkpoint
-SUMS = "evalspan.sums.json"  # staging checks its copies against it (`staging.fingerprint.SAVE_SUMS`)
-SUMMED = (".safetensors", ".bin", ".json", ".txt", ".model", ".jinja", ".tiktoken", ".py")
-NOT_SUMMED = ("optimizer", "scheduler", "rng_state", "random_states", "training_args", "trainer_state")
+SUMS_FILE = "evalspan.sums.json"  # staging checks its copies against it (`staging.fingerprint.SAVE_SUMS`)
+SUMMED_SUFFIXES = (".safetensors", ".bin", ".json", ".txt", ".model", ".jinja", ".tiktoken", ".py")
+UNSUMMED_FILES = ("optimizer", "scheduler", "rng_state", "random_states", "training_args", "trainer_state")
 SUM_BLOCK = 8 << 20  # bytes read at once; after each block the thread checks whether training ends
 
-BEATS = "EVALSPAN_HEARTBEATS"  # names the file read by `evalspan supervise`
+HEARTBEATS_VARIABLE = "EVALSPAN_HEARTBEATS"  # names the file read by `evalspan supervise`
 BEAT_SECONDS = 2.0  # between two writes of heartbeats
 MOST_BEATS = 1000  # steps kept between two writes
 
@@ -105,7 +105,7 @@ class _Courier:
         self.beaten = time.monotonic()
         text = "".join(self.beats.popleft() for _ in range(len(self.beats)))
         try:
-            with open(os.environ[BEATS], "a", encoding="utf-8") as file:
+            with open(os.environ[HEARTBEATS_VARIABLE], "a", encoding="utf-8") as file:
                 file.write(text)
         except (OSError, KeyError) as error:
             _warn("heartbeats cannot be written: {!r}", error)
@@ -139,7 +139,9 @@ class _Courier:
             if notice["_sums"]:
                 notice["_sums"] = False  # once, even if the folder accepts the notice later
                 self._sum(str(notice["checkpoint"]))
-            leave(folder, json.dumps({key: notice[key] for key in notice if key[0] != "_"}, sort_keys=True))
+            write_notice(
+                folder, json.dumps({key: notice[key] for key in notice if key[0] != "_"}, sort_keys=True)
+            )
         except OSError as error:
             _warn("no notice can be written to {}, and they wait until training ends: {!r}", folder, error)
             return False
@@ -266,9 +268,9 @@ def _taken(model: object, checkpoint: str, step: object, suite: str, rank: int) 
     try:
         from coordinator import trained_values  # noqa: PLC0415 (for trainings that pass a model)
 
-        if isinstance(model, trained_values.Taken):
+        if isinstance(model, trained_values.CopiedValues):
             return model
-        return trained_values.take(model, checkpoint, step, suite, rank)
+        return trained_values.copy_values(model, checkpoint, step, suite, rank)
     except Exception as error:  # noqa: BLE001 (training must go on)
         _warn("{} is announced without trained values: {!r}", checkpoint, error)
         return None
@@ -282,7 +284,7 @@ def heartbeat(step: int, loss: float | None = None, *, rank: int | None = None) 
     in `notify`. Without supervision it does nothing.
     """
     try:
-        if BEATS in os.environ and (rank if rank is not None else _rank()) == 0:
+        if HEARTBEATS_VARIABLE in os.environ and (rank if rank is not None else _rank()) == 0:
             _courier.beats.append(
                 json.dumps({"step": int(step), "loss": loss if loss is None else float(loss)}) + "\n"
             )
@@ -420,8 +422,8 @@ def _write_sums(checkpoint: str, ending: Callable[[], bool]) -> None:
     table = {}
     block = memoryview(bytearray(SUM_BLOCK))
     with os.scandir(checkpoint) as entries:
-        names = sorted(e.name for e in entries if e.is_file() and e.name.endswith(SUMMED))
-    names = [name for name in names if not name.startswith((*NOT_SUMMED, SUMS))]
+        names = sorted(e.name for e in entries if e.is_file() and e.name.endswith(SUMMED_SUFFIXES))
+    names = [name for name in names if not name.startswith((*UNSUMMED_FILES, SUMS_FILE))]
     for name in names:
         digest = xxhash.xxh3_128()
         with open(os.path.join(checkpoint, name), "rb", buffering=0) as file:
@@ -430,10 +432,10 @@ def _write_sums(checkpoint: str, ending: Callable[[], bool]) -> None:
                 if ending():
                     return
         table[name] = digest.hexdigest()
-    _write(os.path.join(checkpoint, SUMS), json.dumps({"xxh3_128": table}))
+    _write(os.path.join(checkpoint, SUMS_FILE), json.dumps({"xxh3_128": table}))
 
 
-def leave(work_dir: str, text: str) -> str:
+def write_notice(work_dir: str, text: str) -> str:
     """Write a notice (JSON) into the inbox of this work folder, and return its file. Raise OSError.
 
     Everything in an inbox is written here (`coordinator.intake.inbox` reads it). Names sort by time.

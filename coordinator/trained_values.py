@@ -1,6 +1,6 @@
 """Trained values: values at a few positions of each tensor, taken from training's own memory.
 
-Rule: `take` runs on the training thread. It enqueues gathers and copies on the training stream and waits for no GPU; the
+Rule: `copy_values` runs on the training thread. It enqueues gathers and copies on the training stream and waits for no GPU; the
 hook's thread calls `leave`. torch is not imported, since the caller has it. Positions depend only on a tensor's name and its
 part on this rank. A trial compares its weights with them (`evaljobs.trial.trained_values`). Imported by `hook`, when training
 passes a model.
@@ -34,7 +34,7 @@ WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 RANKS_SECONDS = 10.0  # how long rank 0's notice waits for the values of other ranks
 MOST_TOKENS = 512  # per text of `fingerprint_logits`
 MOST_POSITIONS = 32  # positions per text at which logits are taken
-DAY = (
+LONG_TEXT = (
     "On day {} the ship sailed {} miles, and the crew found water, traded salt for grain and wrote to those at home: "
     "nothing is lost while we keep count. "
 )
@@ -47,14 +47,14 @@ TEXTS = (
     "In the year 1969 the first",
     "def add(a, b):\n    return",
     "Der schnelle braune Fuchs springt über den",
-    *("".join(DAY.format(day, 7 * day + 3) for day in range(1, days + 1)) for days in (1, 3, 17)),
+    *("".join(LONG_TEXT.format(day, 7 * day + 3) for day in range(1, days + 1)) for days in (1, 3, 17)),
 )
 """The texts of `fingerprint_logits`, of 5 to MOST_TOKENS tokens, since a rope's error grows with the distance between tokens."""
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-ROW = ("name", "shape", "offset", "part", "first", "stride", "number")
+ROW_FIELDS = ("name", "shape", "offset", "part", "first", "stride", "number")
 
 
-class Taken:
+class CopiedValues:
     """Values being copied to host memory. `key`: names their files; `groups`: rows and values of each device and dtype.
 
     A row, with the fields ROW: positions first, first + stride, … of the contiguous part at `offset` of a tensor.
@@ -92,7 +92,9 @@ class Taken:
         groups = []
         for rows, host in self.groups:
             values = base64.b64encode(ctypes.string_at(host.data_ptr(), host.numel() * host.element_size()))
-            own = [{**dict(zip(ROW, row)), "names": [row[0], *self.ties.get(row[0], [])]} for row in rows]
+            own = [
+                {**dict(zip(ROW_FIELDS, row)), "names": [row[0], *self.ties.get(row[0], [])]} for row in rows
+            ]
             groups.append({"dtype": str(host.dtype)[6:], "rows": own, "values": values.decode()})
         return json.dumps({"at": self.at, "groups": groups, "logits": self.logits})
 
@@ -147,7 +149,7 @@ def _float32_products(torch: Any) -> str:
         return "bfloat16"
 
 
-def take(model: Any, checkpoint: str, step: object, suite: str, rank: int) -> Taken:
+def copy_values(model: Any, checkpoint: str, step: object, suite: str, rank: int) -> CopiedValues:
     """Enqueue the copies of this rank's values of a model, a WithLogits, or a mapping from name to tensor.
 
     Ranks other than 0 only take their parts of sharded tensors (DTensor): of others they have what rank 0 has.
@@ -155,7 +157,7 @@ def take(model: Any, checkpoint: str, step: object, suite: str, rank: int) -> Ta
     torch = sys.modules["torch"]
     plain = (torch.Tensor, torch.nn.Parameter)
     # including the suite: each evaluation of a checkpoint has its own files
-    taken = Taken(hashlib.sha256(f"{checkpoint}\n{step}\n{suite}".encode()).hexdigest()[:16], rank)
+    taken = CopiedValues(hashlib.sha256(f"{checkpoint}\n{step}\n{suite}".encode()).hexdigest()[:16], rank)
     if isinstance(model, WithLogits):
         taken.logits, model = ({} if rank else model.logits), model.model
     modules = hasattr(model, "named_parameters")

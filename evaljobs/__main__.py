@@ -39,14 +39,14 @@ PASSED_ON = {
     "probe": ("evaljobs.staging.node_probe", "main"),
     "catalogue": ("evaljobs.lmeval.catalogue", "describe_own"),
     "changed": ("evaljobs.lmeval.shown_inputs", "main"),
-    "tasks": ("evaljobs.lmeval.catalogue", "check"),
+    "tasks": ("evaljobs.lmeval.catalogue", "print_resolved_names"),
     "node-check": ("evaljobs.node_check", "main"),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
-    log_lines.begin("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_lines.begin_logging("%(asctime)s %(levelname)s %(name)s: %(message)s")
     for chatty in ("lm_eval", "httpx", "filelock"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     verb, *rest = arguments or [""]
@@ -54,13 +54,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         module, function = PASSED_ON[verb]
         return int(getattr(importlib.import_module(module), function)(rest))
     if verb in OF_A_SPEC and rest:
-        return max(run(Path(path), verb) for path in rest)
+        return max(run_verb(Path(path), verb) for path in rest)
     said = f"usage: python -m evaljobs {{{','.join(OF_A_SPEC)}}} SPEC ..., or {{{','.join(PASSED_ON)}}} ...\n"
     (sys.stdout if verb in ("-h", "--help") else sys.stderr).write(said)
     return 0 if verb in ("-h", "--help") else 2
 
 
-def run(path: Path, verb: str) -> int:
+def run_verb(path: Path, verb: str) -> int:
     """Run one spec, whose kind must be the verb, and return the exit status."""
     try:
         spec = SPEC.validate_json(path.read_bytes())
@@ -73,7 +73,7 @@ def run(path: Path, verb: str) -> int:
     return int(importlib.import_module(OF_A_SPEC[verb]).main(spec))
 
 
-def leave(status: int) -> NoReturn:
+def exit_process(status: int) -> NoReturn:
     """Exit this process without freeing its imports. Freeing torch and transformers takes 1 to 6 seconds, during which a
     trial would hold its GPU, and a build would slow the trials that follow it. Exit handlers run first, since an engine shuts
     down its own processes there.
@@ -86,4 +86,4 @@ def leave(status: int) -> NoReturn:
 
 if __name__ == "__main__":
     garbage.collect_rarely()
-    leave(main())
+    exit_process(main())

@@ -11,9 +11,9 @@ import traceback
 from pathlib import Path
 from typing import Final, Literal
 
-from evaljobs.secret_values import scrubbed
+from evaljobs.secret_values import scrub_text
 
-DETAIL: Final = 4000  # characters kept of a traceback
+MAX_TRACEBACK: Final = 4000  # characters kept of a traceback
 
 
 class JobError(Exception):
@@ -36,7 +36,7 @@ class RetryError(JobError):
 
 def one_line(error: BaseException) -> str:
     """Return an error as one line of at most 400 characters, without secrets; with its type unless it is a JobError."""
-    text = " ".join(scrubbed(str(error), os.environ).split())
+    text = " ".join(scrub_text(str(error), os.environ).split())
     for f in traceback.extract_tb(error.__traceback__)[-1:] if not text else ():
         text = f"no message, at {Path(f.filename).name}:{f.lineno}: {f.line}"
     if isinstance(error, JobError):
@@ -44,6 +44,6 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text or 'no message'}"[:400]
 
 
-def details() -> str:
+def error_details() -> str:
     """Return the end of the current exception's traceback, without secrets."""
-    return scrubbed(traceback.format_exc(), os.environ)[-DETAIL:]
+    return scrub_text(traceback.format_exc(), os.environ)[-MAX_TRACEBACK:]

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import gc
 
-RARE = (200_000, 50, 100)  # new objects before a collection; youngest collections before each older one
-USUAL = gc.get_threshold()
+RARE_THRESHOLDS = (
+    200_000,
+    50,
+    100,
+)  # new objects before a collection; youngest collections before each older one
+DEFAULT_THRESHOLDS = gc.get_threshold()
 
 
 def collect_rarely() -> None:
     """Collect rarely during imports, which create almost no garbage."""
-    gc.set_threshold(*RARE)
+    gc.set_threshold(*RARE_THRESHOLDS)
 
 
 def collect_new() -> None:
     """Exclude all current objects from collections after imports, so that a forked child's collections do not copy them."""
     gc.freeze()
-    gc.set_threshold(*USUAL)
+    gc.set_threshold(*DEFAULT_THRESHOLDS)

@@ -9,24 +9,24 @@ from __future__ import annotations
 import logging
 import os
 
-from evaljobs.secret_values import scrubbed
+from evaljobs.secret_values import scrub_text
 
 # control characters, which could command a terminal
-SHOWN = {code: "?" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+CONTROL_REPLACEMENTS = {code: "?" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 
 
 class ScrubbedFormatter(logging.Formatter):
     """Formats a record, including its traceback, with secrets removed."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
-        record.message = record.message.replace("\n", " ").translate(SHOWN)
+        record.message = record.message.replace("\n", " ").translate(CONTROL_REPLACEMENTS)
         return super().formatMessage(record)
 
     def format(self, record: logging.LogRecord) -> str:
-        return scrubbed(super().format(record), os.environ)
+        return scrub_text(super().format(record), os.environ)
 
 
-def begin(form: str, handler: logging.Handler | None = None, *, level: int = logging.INFO) -> None:
+def begin_logging(form: str, handler: logging.Handler | None = None, *, level: int = logging.INFO) -> None:
     """Log to `handler` (None: stderr) from now on, unless the process logs already."""
     handler = handler or logging.StreamHandler()
     handler.setFormatter(ScrubbedFormatter(form))

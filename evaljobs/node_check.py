@@ -3,7 +3,7 @@ FOLDER`.
 
 Rule: one process per GPU (on CPUs: per node), started by srun. Each leaves a record FOLDER/NODE.LOCAL.json before the
 collective and after it, so that one which dies or hangs is identified by it. It exits after --seconds. All products are of
-integers, so that every device must produce identical results. Submitted by `coordinator.node_check.run`.
+integers, so that every device must produce identical results. Submitted by `coordinator.operations.node_check.checker`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from evaljobs.errors import one_line
 if TYPE_CHECKING:
     from torch import Tensor
 
-SIDE = {"cpu": 1024, "cuda": 4096}  # of the square matrices that are multiplied
+MATRIX_SIDE = {"cpu": 1024, "cuda": 4096}  # of the square matrices that are multiplied
 MEMORY_BYTES = {"cpu": 128 << 20, "cuda": 1 << 30}  # copied within the device's memory
 COPY_BYTES = 256 << 20  # copied from host to GPU
 GATHER_BYTES = {"cpu": 16 << 20, "cuda": 256 << 20}  # that each process contributes to the all-gather
@@ -35,9 +35,9 @@ GATHER_BYTES = {"cpu": 16 << 20, "cuda": 256 << 20}  # that each process contrib
 CLOCKS = {"cpu": time.process_time, "cuda": time.perf_counter}
 REPEATS = 5  # of each measurement; the fastest counts
 GATHER_SHARE = 0.5  # longest wait for the others, as a fraction of a process's seconds
-LARGEST = 8  # of a matrix: sums stay below 2**24, so that float32 is exact in any order
+LARGEST_ENTRY = 8  # of a matrix: sums stay below 2**24, so that float32 is exact in any order
 MOST_KERNEL_LINES = 20  # of Xids that appeared while the check ran
-BUSY = ("EADDRINUSE", "address already in use")
+PORT_TAKEN_WORDS = ("EADDRINUSE", "address already in use")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -60,24 +60,24 @@ def main(argv: Sequence[str]) -> int:
     }
     place, before = chosen.folder / f"{record['node']}.{local}.json", frozenset(kernel_log())
     try:
-        record |= alone(chosen.device, local)
+        record |= measure_alone(chosen.device, local)
     except Exception as error:  # noqa: BLE001 (a driver's, or an interpreter's without torch: the other nodes tell)
         record["together"] = f"a measurement failed: {one_line(error)}"
     record["kernel"] = [line for line in kernel_log() if line not in before][:MOST_KERNEL_LINES]
     write_atomic(place, json.dumps(record).encode())
     if int(os.environ.get("SLURM_NTASKS", "1")) > 1 and not record["together"]:
         try:
-            record |= gather(chosen.device, local, GATHER_SHARE * chosen.seconds)
+            record |= gather_rate(chosen.device, local, GATHER_SHARE * chosen.seconds)
         except Exception as error:  # noqa: BLE001 (as above)
             said = one_line(error)
-            record["lost" if any(word in str(error) for word in BUSY) else "together"] = said
+            record["lost" if any(word in str(error) for word in PORT_TAKEN_WORDS) else "together"] = said
     record["kernel"] = [line for line in kernel_log() if line not in before][:MOST_KERNEL_LINES]
     record["done"] = True
     write_atomic(place, json.dumps(record).encode())
     return 0
 
 
-def alone(kind: str, local: int) -> dict[str, Any]:
+def measure_alone(kind: str, local: int) -> dict[str, Any]:
     """Return the device's name, its rates (operations or bytes per second) and what is wrong with it."""
     import torch  # noqa: PLC0415
 
@@ -89,40 +89,43 @@ def alone(kind: str, local: int) -> dict[str, Any]:
         torch.cuda.set_device(device)
         name = torch.cuda.get_device_name(device)
     rates, wrong = {}, []
-    rates["matmul"], said = product(device)
+    rates["matmul"], said = product_rate(device)
     wrong.append(said)
     words = MEMORY_BYTES[kind] // 4
     here, there = torch.ones(words, device=device), torch.empty(words, device=device)
-    rates["memory"] = 2 * 4 * words / best(lambda: there.copy_(here), device, CLOCKS[kind])
+    rates["memory"] = 2 * 4 * words / fastest_seconds(lambda: there.copy_(here), device, CLOCKS[kind])
     wrong.append("" if torch.equal(here, there) else "memory does not hold what was written")
     if kind == "cuda":
         host = torch.arange(COPY_BYTES // 4, dtype=torch.int32).pin_memory()
         copied = torch.empty(COPY_BYTES // 4, dtype=torch.int32, device=device)
-        rates["copy"] = COPY_BYTES / best(lambda: copied.copy_(host, non_blocking=True), device)
+        rates["copy"] = COPY_BYTES / fastest_seconds(lambda: copied.copy_(host, non_blocking=True), device)
         wrong.append("" if torch.equal(copied.cpu(), host) else "a copy from the host is wrong")
-        wrong.append(counters(device.index))
+        wrong.append(gpu_error_counters(device.index))
     return {"device": name, "rates": rates, "trouble": "; ".join(filter(None, wrong))}
 
 
-def product(device: Any) -> tuple[float, str]:
+def product_rate(device: Any) -> tuple[float, str]:
     """Return operations per second of a matrix product, and errors. Checked on the CPU as A (B r), by Freivalds."""
     import torch  # noqa: PLC0415
 
-    side = SIDE[device.type]
+    side = MATRIX_SIDE[device.type]
     drawn = torch.Generator().manual_seed(1)
     a, b = (
-        torch.randint(-LARGEST, LARGEST, (side, side), generator=drawn, dtype=torch.float32) for _ in range(2)
+        torch.randint(-LARGEST_ENTRY, LARGEST_ENTRY, (side, side), generator=drawn, dtype=torch.float32)
+        for _ in range(2)
     )
     r = torch.randint(1, 1000, (side,), generator=drawn).double()
     right, made = a.double() @ (b.double() @ r), list[Any]()
     on = [a.to(device), b.to(device)]
-    seconds = best(lambda: made.append(torch.matmul(*on)), device, CLOCKS[device.type])
+    seconds = fastest_seconds(lambda: made.append(torch.matmul(*on)), device, CLOCKS[device.type])
     wrong = sum(int((each.cpu().double() @ r != right).sum()) for each in made)
     said = f"wrong product: {wrong} rows in {len(made)} products of {side} x {side}" if wrong else ""
     return 2 * side**3 / seconds, said
 
 
-def best(work: Callable[[], object], device: Any, clock: Callable[[], float] = time.perf_counter) -> float:
+def fastest_seconds(
+    work: Callable[[], object], device: Any, clock: Callable[[], float] = time.perf_counter
+) -> float:
     """Return the seconds of the fastest of REPEATS runs, by this clock."""
     import torch  # noqa: PLC0415
 
@@ -136,7 +139,7 @@ def best(work: Callable[[], object], device: Any, clock: Callable[[], float] = t
     return min(found)
 
 
-def gather(kind: str, local: int, patience: float) -> dict[str, Any]:
+def gather_rate(kind: str, local: int, patience: float) -> dict[str, Any]:
     """Return bytes per second that this process receives in an all-gather over all processes, and what is wrong with it.
     Errors of torch pass through if the others do not arrive, or finish, within `patience` seconds.
     """
@@ -160,7 +163,7 @@ def gather(kind: str, local: int, patience: float) -> dict[str, Any]:
         return torch.arange(words, dtype=torch.int32, device=device) * (2 * number + 1)
 
     own, found = of(rank), [torch.empty(words, dtype=torch.int32, device=device) for _ in range(processes)]
-    seconds = best(lambda: dist.all_gather(found, own), device)
+    seconds = fastest_seconds(lambda: dist.all_gather(found, own), device)
     wrong = [number for number, each in enumerate(found) if not torch.equal(each, of(number))]
     dist.barrier()
     said = f"the all-gather brought wrong values from {len(wrong)} of {processes} processes" if wrong else ""
@@ -170,7 +173,7 @@ def gather(kind: str, local: int, patience: float) -> dict[str, Any]:
 # --- what NVIDIA's driver counts -------------------------------------------------------------------------------------------
 
 
-def counters(index: int) -> str:
+def gpu_error_counters(index: int) -> str:
     """Return errors of a GPU that the driver has counted since it was loaded; "" if there are none, or no nvidia-ml-py."""
     try:
         import pynvml  # noqa: PLC0415 (optional)

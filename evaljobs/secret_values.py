@@ -1,7 +1,7 @@
 """Detection of secrets, by name or by appearance. Pure.
 
-Rule: no record, log or command line contains a secret. Settings and suites with one are refused (`coordinator.config.toml`);
-texts of libraries that go into logs and outcomes pass through `scrubbed` first. A name alone is not a secret.
+Rule: no record, log or command line contains a secret. Settings and suites with one are refused (`coordinator.site.config.toml`);
+texts of libraries that go into logs and outcomes pass through `scrub_text` first. A name alone is not a secret.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, Final
 
 Location = tuple[str | int, ...]
 
-HIDDEN: Final = "[secret]"
-SHORTEST: Final = 8  # characters: shorter values may be ordinary words of a log
+HIDDEN_TEXT: Final = "[secret]"
+MIN_SECRET_LENGTH: Final = 8  # characters: shorter values may be ordinary words of a log
 # Names of variables: HF_TOKEN, AWS_SECRET_ACCESS_KEY, WANDB_API_KEY, MYSQL_PWD.
 _VARIABLE = re.compile(
     r"(^|_)(SECRET|PASSWORD|PASSWD|PASSPHRASE|APIKEY|CREDENTIALS?|JWT)(_|$)|(^|_)(KEY|TOKEN|PASS)$|_PWD$",
@@ -57,7 +57,7 @@ def in_command(text: str) -> bool:
     return in_text(text) or any(names_variable(found[1]) for found in _ASSIGNED.finditer(text))
 
 
-def places(data: Any, *, variables: bool = False) -> Iterator[Location]:
+def secret_locations(data: Any, *, variables: bool = False) -> Iterator[Location]:
     """Yield the locations of secrets in nested mappings and lists. `variables`: the keys are names of variables."""
     if isinstance(data, str):
         if in_text(data):
@@ -68,31 +68,33 @@ def places(data: Any, *, variables: bool = False) -> Iterator[Location]:
             if named and _says_something(value):
                 yield (str(key),)
             else:
-                yield from ((str(key), *rest) for rest in places(value, variables=variables))
+                yield from ((str(key), *rest) for rest in secret_locations(value, variables=variables))
     elif isinstance(data, Sequence) and not isinstance(data, bytes):
         for index, value in enumerate(data):
-            yield from ((index, *rest) for rest in places(value, variables=variables))
+            yield from ((index, *rest) for rest in secret_locations(value, variables=variables))
 
 
 def _says_something(value: Any) -> bool:
     return isinstance(value, str) and value.lower() not in ("", "true", "false", "none", "auto")
 
 
-def hidden(data: Any) -> Any:
+def hide_secrets(data: Any) -> Any:
     """Return nested mappings and lists with HIDDEN in place of each secret."""
     if isinstance(data, str):
-        return HIDDEN if in_text(data) else data
+        return HIDDEN_TEXT if in_text(data) else data
     if isinstance(data, Mapping):
-        secret = {place[0] for place in places(data) if len(place) == 1}
-        return {key: HIDDEN if str(key) in secret else hidden(value) for key, value in data.items()}
+        secret = {place[0] for place in secret_locations(data) if len(place) == 1}
+        return {
+            key: HIDDEN_TEXT if str(key) in secret else hide_secrets(value) for key, value in data.items()
+        }
     if isinstance(data, list | tuple):
-        return type(data)(hidden(value) for value in data)
+        return type(data)(hide_secrets(value) for value in data)
     return data
 
 
-def scrubbed(text: str, environ: Mapping[str, str]) -> str:
+def scrub_text(text: str, environ: Mapping[str, str]) -> str:
     """Return a text without anything that looks like a secret, and without the values of variables named like one."""
     for name, value in environ.items():
-        if len(value) >= SHORTEST and names_variable(name):
-            text = text.replace(value, HIDDEN)
-    return _IN_URL.sub(HIDDEN, _LOOKS.sub(HIDDEN, text))
+        if len(value) >= MIN_SECRET_LENGTH and names_variable(name):
+            text = text.replace(value, HIDDEN_TEXT)
+    return _IN_URL.sub(HIDDEN_TEXT, _LOOKS.sub(HIDDEN_TEXT, text))

@@ -9,14 +9,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from priors.estimate import Learnt, Prediction, rates_of
-from priors.table import Observation, Place, merge, parse, read
+from priors.estimate import Prediction, PriorHistory, rates_of
+from priors.table import Observation, Place, merge_observations, parse_observations, read_observations
 
 
-def show(path: Path) -> dict[str, Any]:
+def show_priors(path: Path) -> dict[str, Any]:
     """Return every observed task by hardware, engine and mode, with the rates and ratio of each of these places."""
-    observations = read(path)
-    learnt = Learnt(observations)
+    observations = read_observations(path)
+    learnt = PriorHistory(observations)
     tasks = []
     last: dict[Place, Observation] = {}
     for (task, place), runs in sorted(learnt.runs.items()):
@@ -48,7 +48,7 @@ def show(path: Path) -> dict[str, Any]:
     return {"schema_version": 1, "observations": len(observations), "tasks": tasks, "speeds": speeds}
 
 
-def import_file(path: Path, file: Path) -> dict[str, Any]:
+def import_observations(path: Path, file: Path) -> dict[str, Any]:
     """Add the new observations of another table, or of `export`'s output, to the table at `path`.
 
     Raise ValueError, with nothing added, if `file` cannot be read, or contains anything but observations.
@@ -59,14 +59,14 @@ def import_file(path: Path, file: Path) -> dict[str, Any]:
         raise ValueError(f"{file}: {error.strerror or error}") from error
     if text.lstrip().startswith(b"["):
         text = _as_lines(text, str(file))
-    observations = parse(text, str(file))
-    added = merge(path, observations)
+    observations = parse_observations(text, str(file))
+    added = merge_observations(path, observations)
     return {"schema_version": 1, "read": len(observations), "added": added}
 
 
-def export(path: Path) -> list[dict[str, Any]]:
+def export_observations(path: Path) -> list[dict[str, Any]]:
     """Return every observation, oldest line first. `import` reads this array, or one object per line."""
-    return [one.model_dump(mode="json") for one in read(path)]
+    return [one.model_dump(mode="json") for one in read_observations(path)]
 
 
 def _named(place: Place) -> dict[str, str]:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from math import exp, hypot, sqrt
 from statistics import median
 
-from priors.hardware import Rates, cold_rates, nominal
-from priors.sizes import known
-from priors.table import MEASURABLE, RUNS, Observation, Place
+from priors.hardware import Rates, cold_rates, nominal_rates
+from priors.sizes import known_size
+from priors.table import MIN_SECONDS, RATIO_RUNS, Observation, Place
 
 SIGMA_TASK = 0.4
 """Standard deviation of log seconds between tasks without a run (41 published runs: 0.40)."""
@@ -85,7 +85,7 @@ class BatchPrediction:
     sigma: float
 
 
-class Learnt:
+class PriorHistory:
     """A history prepared for many predictions: sorted, grouped by task and by place."""
 
     def __init__(self, history: Iterable[Observation]) -> None:
@@ -94,7 +94,7 @@ class Learnt:
         self.runs: dict[tuple[str, Place], list[Observation]] = defaultdict(list)
         for one in self.all:
             self.by_task[one.task].append(one)
-            if one.inference_seconds >= MEASURABLE:
+            if one.inference_seconds >= MIN_SECONDS:
                 self.runs[one.task, one.place].append(one)
         factors: dict[Place, list[float]] = defaultdict(list)
         for task, place in self.runs:
@@ -112,7 +112,7 @@ def predict_batches(
     features: Features,
     prefill_tokens: Sequence[int],
     generated_tokens: Sequence[int],
-    learnt: Learnt,
+    learnt: PriorHistory,
 ) -> BatchPrediction:
     """Predict the seconds of every batch from its prefill tokens and its summed cap of generated tokens.
 
@@ -124,18 +124,20 @@ def predict_batches(
         for prefill, cap in zip(prefill_tokens, generated_tokens, strict=True)
     )
     hardware = features.hardware
-    seen = hardware == "cpu" or nominal(hardware) is not None or hardware in {h for h, *_ in learnt.places}
+    seen = (
+        hardware == "cpu" or nominal_rates(hardware) is not None or hardware in {h for h, *_ in learnt.places}
+    )
     return BatchPrediction(seconds=seconds, sigma=own.sigma if seen else hypot(own.sigma, SIGMA_HARDWARE))
 
 
 def predict_metric(
-    task: str, documents: int, executes: bool, learnt: Learnt, *, together: int = 1
+    task: str, documents: int, executes: bool, learnt: PriorHistory, *, together: int = 1
 ) -> Prediction:
     """Predict the CPU seconds of a task's metric; `executes`: it runs programs or sends requests to a judge.
 
     `together`: tasks that one job scores, such as a group's, which share its start.
     """
-    row = known(task)
+    row = known_size(task)
     each = EXECUTE_SECONDS if executes else SCORE_SECONDS
     if row is not None and row.documents and executes == (row.kind in {"code", "judge"}):
         each = row.metric_seconds / row.documents
@@ -143,7 +145,7 @@ def predict_metric(
         [
             one.metric_seconds / (JOB_SECONDS / one.together + one.documents * each)
             for one in learnt.by_task.get(task, ())
-            if one.metric_seconds >= MEASURABLE and one.documents
+            if one.metric_seconds >= MIN_SECONDS and one.documents
         ],
         SIGMA_METRIC,
         SIGMA_METRIC_RUN,
@@ -155,7 +157,7 @@ def predict_metric(
     )
 
 
-def predict_load(model_bytes: int, hardware: str, learnt: Learnt) -> Prediction:
+def predict_load(model_bytes: int, hardware: str, learnt: PriorHistory) -> Prediction:
     """Predict the seconds from a trial's start to its first batch: interpreter, imports, weights from node memory."""
 
     def cold(size: int) -> float:
@@ -165,7 +167,7 @@ def predict_load(model_bytes: int, hardware: str, learnt: Learnt) -> Prediction:
     seen = [
         one.load_seconds / cold(2 * one.model_parameters)
         for one in learnt.all
-        if one.hardware == hardware and one.load_seconds and one.load_seconds >= MEASURABLE
+        if one.hardware == hardware and one.load_seconds and one.load_seconds >= MIN_SECONDS
     ]
     own = _ratio(seen, SIGMA_METRIC, SIGMA_METRIC_RUN)
     return Prediction(seconds=own.factor * cold(model_bytes), sigma=own.sigma)
@@ -183,7 +185,7 @@ def rates_of(one: Features | Observation) -> Rates:
 
 def _ratio(seen: Sequence[float], between: float, within: float) -> Ratio:
     """Combine `seen` ratios, oldest first. `between` tasks and `within` one task's runs: standard deviations of the log."""
-    newest = seen[-RUNS:]
+    newest = seen[-RATIO_RUNS:]
     if not newest:
         return Ratio(factor=1.0, sigma=hypot(between, within))
     return Ratio(factor=median(newest), sigma=within * sqrt(1 + 1 / len(newest)))

@@ -32,7 +32,7 @@ class Rates:
     batch_seconds: float
 
 
-NOMINAL: dict[str, tuple[float, float, int]] = {
+NOMINAL_RATES: dict[str, tuple[float, float, int]] = {
     # name: (dense bf16 or fp16 FLOP/s, memory bytes/s, GB), from the vendors' data sheets; of a type sold with
     # several sizes the largest, unless its name says another
     "gb200": (2.5e15, 8.0e12, 186),
@@ -59,10 +59,10 @@ NOMINAL: dict[str, tuple[float, float, int]] = {
 }
 
 
-def nominal(hardware: str) -> tuple[float, float] | None:
+def nominal_rates(hardware: str) -> tuple[float, float] | None:
     """Return (FLOP/s, bytes/s) by Slurm's or the driver's name, e.g. `nvidia_h100_80gb_hbm3`, or None."""
     known = _known(hardware)
-    return None if known is None else NOMINAL[known][:2]
+    return None if known is None else NOMINAL_RATES[known][:2]
 
 
 def memory_bytes(hardware: str) -> int | None:
@@ -72,14 +72,14 @@ def memory_bytes(hardware: str) -> int | None:
         return None
     said = [int(number) for number in re.findall(r"(\d+)gb?(?![a-z0-9])", hardware.lower())]
     # The first is the whole GPU's and the last a MIG slice's; a superchip's name includes its CPU's memory ("GH200 480GB").
-    largest = NOMINAL[known][2]
+    largest = NOMINAL_RATES[known][2]
     sizes = [gb for gb in said if gb <= 2 * largest]
     return 10**9 * (sizes[-1] if sizes else largest)
 
 
 def _known(hardware: str) -> str | None:
     name = hardware.lower()
-    return max((key for key in NOMINAL if key in name), key=len, default=None)
+    return max((key for key in NOMINAL_RATES if key in name), key=len, default=None)
 
 
 def cold_rates(*, model_parameters: int, hardware: str, engine: str, batch_size: int) -> Rates:
@@ -91,7 +91,7 @@ def cold_rates(*, model_parameters: int, hardware: str, engine: str, batch_size:
             generated_per_second=CPU_GENERATED / parameters,
             batch_seconds=BATCH_SECONDS,
         )
-    flops, memory = nominal(hardware) or NOMINAL["a100"][:2]
+    flops, memory = nominal_rates(hardware) or NOMINAL_RATES["a100"][:2]
     step = 2 * parameters / memory + HOST_STEP_SECONDS.get(engine, HOST_STEP_SECONDS[""])
     return Rates(
         prefill_per_second=flops * PREFILL_EFFICIENCY / (2 * parameters),

@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 
-class Known(BaseModel):
+class TaskSize(BaseModel):
     """A row: mean prompt tokens per document, cap of generated tokens, metric seconds of the data set."""
 
     model_config = ConfigDict(frozen=True)
@@ -34,15 +34,15 @@ class Known(BaseModel):
 
 
 @cache
-def table() -> dict[str, Known]:
+def size_table() -> dict[str, TaskSize]:
     """Return every row, by the table's name and by lm-eval's."""
     text = files("priors").joinpath("data/dataset_sizes.csv").read_text(encoding="utf-8")
-    rows = [Known.model_validate(row) for row in csv.DictReader(text.splitlines())]
+    rows = [TaskSize.model_validate(row) for row in csv.DictReader(text.splitlines())]
     return {name: row for row in rows for name in (row.name, *row.tasks.split())}
 
 
-def known(task: str) -> Known | None:
+def known_size(task: str) -> TaskSize | None:
     """Return the row of a task: by lm-eval's name, the table's name, or the name of the task's group."""
     parts = task.split("_")
     names = ("_".join(parts[:length]) for length in range(len(parts), 0, -1))  # `mmlu_anatomy`, then `mmlu`
-    return next((row for name in names if (row := table().get(name))), None)
+    return next((row for name in names if (row := size_table().get(name))), None)

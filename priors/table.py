@@ -14,13 +14,13 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from evaljobs.contract.storage import locked, write_atomic
+from evaljobs.contract.storage import hold_lock, write_atomic
 
 Count = Annotated[int, Field(ge=0, le=10**18)]
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
-MEASURABLE = 1e-6
+MIN_SECONDS = 1e-6
 """Shorter times count as unknown."""
-RUNS = 5
+RATIO_RUNS = 5
 """Newest observations of a task and place that are used and kept."""
 Place = tuple[str, str, str]
 """Hardware, engine and mode that a ratio applies to."""
@@ -59,20 +59,20 @@ class Observation(BaseModel):
         return self.hardware, self.engine, self.mode
 
 
-def append(path: Path, observations: Iterable[Observation]) -> None:
+def append_observations(path: Path, observations: Iterable[Observation]) -> None:
     """Add observations, creating the file and its folder if missing. Raise OSError if the disk refuses."""
     if fresh := list(observations):
-        with locked(_lock_of(path)):
+        with hold_lock(_lock_of(path)):
             try:
-                _write(path, [*read(path), *fresh])
+                _write(path, [*read_observations(path), *fresh])
             except ValueError:  # a person may repair it
                 write_atomic(path, path.read_bytes().rstrip(b"\n") + b"\n" + _lines(fresh))
 
 
-def merge(path: Path, observations: Iterable[Observation]) -> int:
+def merge_observations(path: Path, observations: Iterable[Observation]) -> int:
     """Add observations that the table lacks, and return how many. Raise ValueError for a corrupt table."""
-    with locked(_lock_of(path)):
-        held = read(path)
+    with hold_lock(_lock_of(path)):
+        held = read_observations(path)
         known = set(held)
         fresh = [one for one in dict.fromkeys(observations) if one not in known]
         if fresh:
@@ -80,16 +80,16 @@ def merge(path: Path, observations: Iterable[Observation]) -> int:
     return len(fresh)
 
 
-def read(path: Path) -> list[Observation]:
+def read_observations(path: Path) -> list[Observation]:
     """Return all observations, oldest first; none without a file. Raise ValueError, which names a corrupt line."""
     try:
         text = path.read_bytes()
     except FileNotFoundError:
         return []
-    return parse(text, str(path))
+    return parse_observations(text, str(path))
 
 
-def parse(text: bytes, name: str) -> list[Observation]:
+def parse_observations(text: bytes, name: str) -> list[Observation]:
     """Parse the observations in a table's bytes; `name`: for errors."""
     observations = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -107,8 +107,8 @@ def _write(path: Path, observations: Iterable[Observation]) -> None:
     """Write the newest observations of each task and place; runs with reused answers do not displace measured ones."""
     runs: dict[tuple[object, ...], list[Observation]] = defaultdict(list)
     for one in sorted(observations, key=lambda one: one.at):
-        runs[one.task, one.place, one.inference_seconds >= MEASURABLE].append(one)
-    kept = (one for each in runs.values() for one in each[-RUNS:])
+        runs[one.task, one.place, one.inference_seconds >= MIN_SECONDS].append(one)
+    kept = (one for each in runs.values() for one in each[-RATIO_RUNS:])
     write_atomic(path, _lines(sorted(kept, key=lambda one: one.at)))
 
 

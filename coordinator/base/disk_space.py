@@ -10,20 +10,20 @@ import errno
 import os
 from pathlib import Path
 
-SHORT = frozenset({errno.ENOSPC, errno.EDQUOT})
+DISK_FULL_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT})
 FEW_FILES = 100  # free inodes below which their number may be the problem
-RESUMES = (
+FREE_SPACE_ADVICE = (
     "free some space, or pass another --work-dir; run the same command to resume"  # for a command that ends
 )
 
 
-def shortage(error: BaseException, folder: Path | None = None) -> str:
+def disk_shortage(error: BaseException, folder: Path | None = None) -> str:
     """Describe the disk that `error` or its cause found full, with its free space; "" for any other error.
 
     `folder`: named if the error names no file, or one in it; None: only the error's file counts.
     """
     cause: BaseException | None = error
-    while cause is not None and not (isinstance(cause, OSError) and cause.errno in SHORT):
+    while cause is not None and not (isinstance(cause, OSError) and cause.errno in DISK_FULL_ERRORS):
         cause = cause.__cause__
     if not isinstance(cause, OSError):
         return ""

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 @contextmanager
-def isolated(failed: Callable[[Exception], object]) -> Iterator[None]:
+def isolate_errors(failed: Callable[[Exception], object]) -> Iterator[None]:
     """Pass an exception of the block to `failed` and continue. TakenOverError is not caught: nothing may continue then."""
     try:
         yield
@@ -48,7 +48,7 @@ class LoopGuard:
 
     def __call__(self, name: str, step: Callable[..., T], *args: object) -> T | None:
         """Return `step(*args)`; None if it raised."""
-        with isolated(lambda error: self._failed(name, error)):
+        with isolate_errors(lambda error: self._failed(name, error)):
             result = step(*args)
             self._logged.pop(name, None)
             return result

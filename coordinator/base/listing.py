@@ -17,7 +17,7 @@ SETTLED_SECONDS = (
 ANYWAY_SECONDS = 30.0  # between two listings of an unchanged folder, since some file systems keep no mtime
 
 
-def beginning(folder: Path, start: str) -> list[Path]:
+def entries_with_prefix(folder: Path, start: str) -> list[Path]:
     """Return entries of a folder whose names begin with `start`, unordered; none if it cannot be listed.
 
     `Path.glob` would cache a compiled pattern for every name ever requested.

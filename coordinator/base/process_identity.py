@@ -44,7 +44,7 @@ class Stat:
         return self.state == "X" or (self.state == "Z" and self.threads < 2)
 
 
-def stat(pid: int) -> Stat | None:
+def read_stat(pid: int) -> Stat | None:
     """Read the status of a process; None if it does not exist."""
     try:
         return parse_stat(Path(f"/proc/{pid}/stat").read_text(errors="replace"))
@@ -63,22 +63,22 @@ def parse_stat(line: str) -> Stat:
     )
 
 
-def identify(pid: int) -> Process | None:
+def identify_process(pid: int) -> Process | None:
     """Return the process that has this pid now; None if it has ended."""
-    seen = stat(pid)
+    seen = read_stat(pid)
     return None if seen is None or seen.ended else Process(pid=pid, birth=seen.birth, boot=boot_id())
 
 
-def alive(process: Process) -> bool:
-    return identify(process.pid) == process
+def is_alive(process: Process) -> bool:
+    return identify_process(process.pid) == process
 
 
-def end(process: Process | None, *, patience: float) -> None:
+def end_process(process: Process | None, *, patience: float) -> None:
     """Send SIGTERM, and SIGKILL after `patience` seconds; return once it has ended, or after as long again."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + patience
-        if process is not None and alive(process):
+        if process is not None and is_alive(process):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, number)
-        while process is not None and alive(process) and time.monotonic() < deadline:
+        while process is not None and is_alive(process) and time.monotonic() < deadline:
             time.sleep(0.01)

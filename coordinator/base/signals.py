@@ -13,7 +13,7 @@ from types import FrameType
 
 from coordinator.base.run_command import CommandError, run_command
 
-SIGNALLED = 128  # exit codes above it name a signal
+SIGNAL_EXIT_BASE = 128  # exit codes above it name a signal
 SCONTROL_SECONDS = 5.0  # for Slurm's answer: SIGKILL follows SIGTERM after KillWait, by default 30 s
 
 

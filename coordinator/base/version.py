@@ -14,7 +14,7 @@ from pathlib import Path
 from coordinator.base.run_command import CommandError, run_command
 
 ROOT = Path(__file__).resolve().parents[2]  # the clone, or the folder of installed packages
-BUILT = ROOT / "coordinator" / "commit.txt"  # written into a wheel and an sdist by hatch_build.py
+COMMIT_FILE = ROOT / "coordinator" / "commit.txt"  # written into a wheel and an sdist by hatch_build.py
 GIT_SECONDS = 10.0
 
 
@@ -45,6 +45,6 @@ def _commit() -> str:
         except CommandError:
             return ""
     try:
-        return BUILT.read_text().strip()
+        return COMMIT_FILE.read_text().strip()
     except OSError:
         return ""

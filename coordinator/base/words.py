@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 # characters that command a terminal, end a line of a log, or turn the direction in which the rest of a line is shown
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 def first_of(names: Sequence[str], most: int = 5) -> str:
@@ -25,7 +25,7 @@ def one_line(text: object, most: int = 1000) -> str:
     return "".join(c if c.isprintable() else "?" for c in line)
 
 
-def seconds(value: float | None) -> str:
+def format_seconds(value: float | None) -> str:
     """Format a duration in s, min or h; a dash for None."""
     if value is None:
         return "-"
@@ -37,9 +37,9 @@ def seconds(value: float | None) -> str:
     return f"{int(value) // 3600}:{int(value) // 60 % 60:02d} h"
 
 
-def about(left: float) -> str:
+def format_estimate(left: float) -> str:
     """Format predicted seconds, without spurious digits."""
-    return f"about {math.ceil(left)} s" if left < 100 else f"about {seconds(left)}"
+    return f"about {math.ceil(left)} s" if left < 100 else f"about {format_seconds(left)}"
 
 
 def by_reason(errors: Mapping[str, str]) -> dict[str, str]:
@@ -64,6 +64,6 @@ def options_of(config: str | Path | None, work_dir: str | Path | None) -> list[s
     return [word for name, value in given if value is not None for word in (name, str(value))]
 
 
-def typed(command: str, config: str | Path | None, work_dir: str | Path | None) -> str:
+def typed_command(command: str, config: str | Path | None, work_dir: str | Path | None) -> str:
     """Return a command with the options of this call."""
     return shlex.join(["evalspan", command, *options_of(config, work_dir)])

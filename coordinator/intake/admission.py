@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from coordinator.config import toml
-from coordinator.config.schema import Config, WatchConfig
 from coordinator.errors import OperatorError
 from coordinator.intake import suites
 from coordinator.intake.inbox import Notice
+from coordinator.site.config import toml
+from coordinator.site.config.schema import Config, WatchConfig
 from evaljobs.contract.specs import SuiteSpec
 
 
@@ -24,7 +24,7 @@ class NotAdmittedError(OperatorError):
     """A notice names something that the settings do not allow; it is refused for good."""
 
 
-def no_place(config: Config) -> str:
+def refusal_of_place(config: Config) -> str:
     """Return a warning if members have no folder for their checkpoints; "" if one is set, or there are no members."""
     if config.shared_group is None or config.watch.roots or config.watch.folders:
         return ""
@@ -37,11 +37,11 @@ def missing_places(watch: WatchConfig) -> list[str]:
         f"[watch] {key}: {place} does not exist"
         for key, places in (("roots", watch.roots), ("folders", watch.folders))
         for place in places
-        if not any(char in str(place) for char in "*?[") and not may_be_there(place)
+        if not any(char in str(place) for char in "*?[") and not may_exist(place)
     ]
 
 
-def may_be_there(place: str | Path) -> bool:
+def may_exist(place: str | Path) -> bool:
     """Return False if the path does not exist. True if storage fails or denies access, since it may exist."""
     try:
         Path(place).stat()
@@ -69,7 +69,7 @@ def loaded_suites(watch: WatchConfig, source: Callable[[str], str] = lambda _key
 
 def suite_files(watch: WatchConfig) -> dict[str, str]:
     """Return name in a notice -> suite file of `[watch]`. Raise OperatorError if a name means two suites."""
-    shipped = dict.fromkeys((*suites.names(), "default"), "a shipped suite")
+    shipped = dict.fromkeys((*suites.suite_names(), "default"), "a shipped suite")
     found: dict[str, str] = {}
     for file in map(str, watch.suites):
         name = Path(file).stem
@@ -104,9 +104,11 @@ def admitted_suite(
         raise NotAdmittedError(
             f"a notice names a suite, not a file: list the file in [watch] suites and announce {Path(name).stem!r}"
         )
-    if name not in suites.names():
+    if name not in suites.suite_names():
         there = f"[watch] suites has: {', '.join(sorted(files))}" if files else "[watch] suites is not set"
-        raise NotAdmittedError(f"no suite named {name!r}: {there}; shipped: {', '.join(suites.names())}")
+        raise NotAdmittedError(
+            f"no suite named {name!r}: {there}; shipped: {', '.join(suites.suite_names())}"
+        )
     return name
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePath
 
-from coordinator.evaluation.records import EvaluationRecord
+from coordinator.decide.evaluation.records import EvaluationRecord
 from evaljobs.contract.paths import slug
 from evaljobs.contract.specs import CheckpointSpec, SuiteSpec
 from evaljobs.contract.storage import read_record

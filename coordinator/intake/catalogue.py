@@ -19,12 +19,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from coordinator.base.run_command import CommandError
+from coordinator.decide.evaluation.job_specs import Site
 from coordinator.errors import OperatorError
-from coordinator.evaluation.job_specs import Site
 from coordinator.intake.source_keys import evaljobs_says
 from evaljobs.contract.paths import task_catalogue
 from evaljobs.contract.specs import SuiteSpec, TaskEntry
-from evaljobs.lmeval.catalogue import FUNCTION, Described, describe, kept
+from evaljobs.lmeval.catalogue import FUNCTION, TaskDescription, cached_descriptions, describe_tasks
 from evaljobs.lmeval.source_files import prepared_data
 from evaljobs.lmeval.task_paths import LOADERS
 from evaljobs.lmeval.task_yaml import index_of
@@ -32,29 +32,29 @@ from evaljobs.lmeval.task_yaml import index_of
 DESCRIBE_SECONDS = 300  # longest time to describe lm-eval's 14,000 tasks
 GROUPS = ("group", "tag")
 
-Known = Mapping[str, Described]
+Known = Mapping[str, TaskDescription]
 
 
-def own_tasks(site: Site, lm_eval: str) -> dict[str, Described]:
+def own_tasks(site: Site, lm_eval: str) -> dict[str, TaskDescription]:
     """Return lm-eval's own tasks, groups and tags. Raise OperatorError if the trial interpreter cannot list them."""
     place = task_catalogue(site.paths.cache, lm_eval)
-    rows = kept(place)
+    rows = cached_descriptions(place)
     if rows is None:
         try:
             evaljobs_says(site, "catalogue", str(site.paths.cache), seconds=DESCRIBE_SECONDS)
         except CommandError as error:
             said = f"lm-eval's tasks could not be listed by {site.trial_command[-1]}: {error}"
             raise OperatorError(said) from error
-        rows = kept(place) or {}
+        rows = cached_descriptions(place) or {}
     return rows
 
 
 def with_folders(known: Known, folders: Iterable[str | Path]) -> Known:
     """Add the tasks that these folders define; they take precedence."""
-    return {**known, **describe(index_of(map(str, folders)))}
+    return {**known, **describe_tasks(index_of(map(str, folders)))}
 
 
-def matching(pattern: str, names: Iterable[str]) -> list[str]:
+def matching_names(pattern: str, names: Iterable[str]) -> list[str]:
     """Return the names that a glob, or otherwise a substring, selects, sorted and ignoring case."""
     wanted = pattern.lower()
     if not any(c in wanted for c in "*?["):
@@ -62,13 +62,13 @@ def matching(pattern: str, names: Iterable[str]) -> list[str]:
     return sorted((name for name in names if fnmatchcase(name.lower(), wanted)), key=str.lower)
 
 
-def nearest(pattern: str, names: Iterable[str]) -> str:
+def nearest_names(pattern: str, names: Iterable[str]) -> str:
     """Return the nearest names, for a message; "" if none is near."""
     near = difflib.get_close_matches(pattern.strip("*"), list(names), n=5, cutoff=0.5)
     return f" (nearest: {', '.join(near)})" if near else ""
 
 
-def leaves(name: str, known: Known) -> list[str]:
+def leaf_tasks(name: str, known: Known) -> list[str]:
     """Return the tasks of a task, group or tag, each once; unknown names are kept as they are."""
     found: dict[str, None] = {}
     seen: set[str] = set()
@@ -100,9 +100,9 @@ class Holding:
     missing: tuple[str, ...] = ()  # data sets to fetch, or missing local files
 
 
-def holding(entry: TaskEntry, known: Known, env: Mapping[str, str]) -> Holding:
+def entry_holding(entry: TaskEntry, known: Known, env: Mapping[str, str]) -> Holding:
     """Return what an entry of a suite contains on this machine."""
-    under = leaves(entry.name, known)
+    under = leaf_tasks(entry.name, known)
     tasks = [known[name] for name in under if name in known]
     shots = {task.num_fewshot if entry.num_fewshot is None else entry.num_fewshot for task in tasks}
     counts = [_documents(task, entry.limit, env) for task in tasks]
@@ -123,13 +123,13 @@ def holding(entry: TaskEntry, known: Known, env: Mapping[str, str]) -> Holding:
     )
 
 
-def holdings(suite: SuiteSpec, own: Known, env: Mapping[str, str] = os.environ) -> list[Holding]:
+def suite_holdings(suite: SuiteSpec, own: Known, env: Mapping[str, str] = os.environ) -> list[Holding]:
     """Return what a suite's tasks contain. `own`: lm-eval's own tasks."""
     known = with_folders(own, suite.include_path)
-    return [holding(entry, known, env) for entry in suite.tasks]
+    return [entry_holding(entry, known, env) for entry in suite.tasks]
 
 
-def _place(task: Described) -> str:
+def _place(task: TaskDescription) -> str:
     if task.files or (os.path.isabs(task.dataset) and os.path.exists(task.dataset)):  # noqa: PTH110, PTH117 (a private folder)
         return "local"
     if task.dataset.startswith(FUNCTION):
@@ -137,7 +137,7 @@ def _place(task: Described) -> str:
     return "unknown" if task.dataset in ("", *LOADERS) or "://" in task.dataset else "cached"
 
 
-def _missing(task: Described, env: Mapping[str, str]) -> list[str]:
+def _missing(task: TaskDescription, env: Mapping[str, str]) -> list[str]:
     """Return data of a task missing on this machine: files, or the Hub's data set."""
     place = _place(task)
     if place == "local":
@@ -145,7 +145,7 @@ def _missing(task: Described, env: Mapping[str, str]) -> list[str]:
     return [task.dataset] if place == "cached" and not _prepared(task, env) else []
 
 
-def _documents(task: Described, limit: float | None, env: Mapping[str, str]) -> int | None:
+def _documents(task: TaskDescription, limit: float | None, env: Mapping[str, str]) -> int | None:
     rows = _lines(task.files) if task.files else _rows_cached(task, env) if _place(task) == "cached" else None
     if rows is None:
         return int(limit) if limit is not None and limit >= 1 else None
@@ -170,14 +170,14 @@ def _matches(file: str) -> list[Path]:
     return [Path(match) for match in glob.glob(file, recursive=True)]  # noqa: PTH207 (a full pattern)
 
 
-def _prepared(task: Described, env: Mapping[str, str]) -> list[Path]:
+def _prepared(task: TaskDescription, env: Mapping[str, str]) -> list[Path]:
     """Return the dataset_info.json files that `datasets` keeps of a prepared data set's subset, newest last."""
     return sorted(
         prepared_data(task.dataset, env).glob(f"{glob.escape(task.subset) or '*'}*/*/*/dataset_info.json")
     )
 
 
-def _rows_cached(task: Described, env: Mapping[str, str]) -> int | None:
+def _rows_cached(task: TaskDescription, env: Mapping[str, str]) -> int | None:
     for info in reversed(_prepared(task, env)):
         with suppress(OSError, ValueError, KeyError, TypeError):
             return int(json.loads(info.read_bytes())["splits"][task.split]["num_examples"])

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from coordinator import trained_values
-from coordinator.base.words import CONTROL, first_of
+from coordinator.base.words import CONTROL_CHARACTERS, first_of
+from coordinator.decide.evaluation.records import is_snapshot
 from coordinator.errors import OperatorError
-from coordinator.evaluation.records import is_snapshot
 from coordinator.hook import PIN_PREFIX
 from evaljobs.contract.engine_traits import growing_rope
 from evaljobs.contract.specs import CheckpointFile, CheckpointSpec, Weights
@@ -32,11 +32,11 @@ from evaljobs.staging.fingerprint import (
     SAVE_SUMS,
     BadWeights,
     Header,
+    checkpoint_identity,
     content_of,
-    fingerprint,
-    identity,
     is_safe_name,
     read_header,
+    weights_fingerprint,
 )
 
 CAUSAL = ("ForCausalLM", "LMHeadModel", "LMHead")
@@ -74,10 +74,10 @@ MOST_TENSORS = 1_000_000  # in all weight files; a model of 10**12 parameters ha
 MOST_TEXT = 1000  # characters of an error
 Headers = Mapping[str, Header]  # by file
 WRAPPERS = frozenset(trained_values.WRAPPERS)
-DDP = "module."  # prefix of tensor names in DistributedDataParallel
-PEFT = "base_model.model."  # prefix of tensor names in an adapter
+DDP_PREFIX = "module."  # prefix of tensor names in DistributedDataParallel
+PEFT_PREFIX = "base_model.model."  # prefix of tensor names in an adapter
 # files of writers that are still writing, or have died
-UNFINISHED = ("*.tmp", "*.part", "*.incomplete", "*.lock")
+UNFINISHED_PATTERNS = ("*.tmp", "*.part", "*.incomplete", "*.lock")
 
 
 class CheckpointError(OperatorError):
@@ -89,7 +89,7 @@ class CheckpointError(OperatorError):
         super().__init__("".join(c if c.isprintable() else "?" for c in short))
 
 
-def inspect(
+def inspect_checkpoint(
     path: str | Path,
     *,
     allow_bin: bool = False,
@@ -114,7 +114,7 @@ def inspect(
         small = _small_files(folder, code="auto_map" in config or _tokenizer_has_code(folder))
         sums = _save_sums(folder)
         files = tuple(_describe(folder, name, sums) for name in sorted({*small, *large}))
-        found = identity(files, folder, headers)
+        found = checkpoint_identity(files, folder, headers)
         return CheckpointSpec(
             source=str(folder),
             digest=found.digest,
@@ -127,7 +127,7 @@ def inspect(
         )
 
 
-def beside(path: Path) -> str:
+def sibling_folders(path: Path) -> str:
     """Return the siblings of a missing folder in parentheses, the most similar first; "" if none can be read."""
     try:
         names = [each.name for each in os.scandir(path.absolute().parent) if each.is_dir()]
@@ -145,7 +145,7 @@ def _resolved(path: Path) -> Path:
         str(folder).encode()
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CheckpointError(
-            f"{path}: no such folder{beside(path)}; name a checkpoint: a folder with config.json, safetensors and tokenizer"
+            f"{path}: no such folder{sibling_folders(path)}; name a checkpoint: a folder with config.json, safetensors and tokenizer"
         ) from error
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from error
@@ -153,7 +153,7 @@ def _resolved(path: Path) -> Path:
         raise CheckpointError(f"{path}: not a path that a job could use ({error})") from error
     if not there:
         raise CheckpointError(f"{path}: is a file, not a folder: name the checkpoint's folder")
-    if CONTROL.search(str(folder)):
+    if CONTROL_CHARACTERS.search(str(folder)):
         raise CheckpointError(f"{folder}: its path has a control character: rename the folder")
     return folder
 
@@ -182,19 +182,19 @@ def _inspect_raw(folder: Path, convert: str, step: int | None) -> CheckpointSpec
     """
     found = sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.startswith(PIN_PREFIX))
     names = [p.relative_to(folder).as_posix() for p in found]
-    if why := half_written(names):
+    if why := unfinished_file(names):
         raise CheckpointError(f"{folder}: {why}")
     files = tuple(_describe(folder, name, {}) for name in names)
     if not any(f.size for f in files):
         raise CheckpointError(f"{folder}: contains nothing to convert")
-    rows = [(f.name, f.size, f.mtime_ns, fingerprint(folder / f.name).hex()) for f in files]
+    rows = [(f.name, f.size, f.mtime_ns, weights_fingerprint(folder / f.name).hex()) for f in files]
     digest = hashlib.sha256(json.dumps([convert, *rows]).encode()).hexdigest()[:32]
     return CheckpointSpec(source=str(folder), digest=digest, files=files, step=step)
 
 
-def half_written(names: Iterable[str]) -> str:
+def unfinished_file(names: Iterable[str]) -> str:
     """Return evidence that a save is incomplete, from the paths of a checkpoint's files; "" if there is none. Pure."""
-    if unfinished := [n for n in names if any(fnmatch.fnmatch(n, f"*{u}") for u in UNFINISHED)]:
+    if unfinished := [n for n in names if any(fnmatch.fnmatch(n, f"*{u}") for u in UNFINISHED_PATTERNS)]:
         return f"{min(unfinished)} looks unfinished"
     ends = {n.rpartition("/")[2] for n in names}
     if any(n.endswith(".distcp") for n in ends) and ".metadata" not in ends:
@@ -306,7 +306,9 @@ def _weights(folder: Path, *, allow_bin: bool) -> tuple[list[str], Headers]:
             if not zipfile.is_zipfile(folder / name):
                 raise CheckpointError(f"{folder / name}: truncated, or saved by a torch before 1.6")
         return names, {}
-    unfinished = [p.name for p in folder.iterdir() if any(fnmatch.fnmatch(p.name, u) for u in UNFINISHED)]
+    unfinished = [
+        p.name for p in folder.iterdir() if any(fnmatch.fnmatch(p.name, u) for u in UNFINISHED_PATTERNS)
+    ]
     why = f"; {min(unfinished)} looks unfinished" if unfinished else ""
     raise CheckpointError(f"{folder}: incomplete, no model.safetensors and no index of shards{why}")
 
@@ -334,7 +336,7 @@ def wrapped_name(tensors: Iterable[str]) -> str:
     """Return an error if tensor names are those of a wrapper, which no loader finds; "" if they are a model's own."""
     names = list(tensors)
     found = next((name for name in names if not WRAPPERS.isdisjoint(name.split("."))), "")
-    if not found and names and all(name.removeprefix(PEFT).startswith(DDP) for name in names):
+    if not found and names and all(name.removeprefix(PEFT_PREFIX).startswith(DDP_PREFIX) for name in names):
         found = names[0]
     how = "save the unwrapped model (of torch.compile model._orig_mod, of DDP model.module)"
     return f"its tensors are named as in a wrapped model, such as {found}: {how}" if found else ""
@@ -378,7 +380,7 @@ def _small_files(folder: Path, *, code: bool) -> list[str]:
         name
         for name in _names(folder)
         if any(fnmatch.fnmatch(name, p) and name.count("/") == p.count("/") for p in patterns)
-        and not any(fnmatch.fnmatch(name, u) for u in UNFINISHED)
+        and not any(fnmatch.fnmatch(name, u) for u in UNFINISHED_PATTERNS)
     ]
     if not any(fnmatch.fnmatch(name, t) for name in names for t in TOKENIZERS):
         raise CheckpointError(f"{folder}: no tokenizer; save it beside the model (tokenizer.save_pretrained)")

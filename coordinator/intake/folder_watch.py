@@ -20,13 +20,13 @@ from coordinator.base.isolate import LoopGuard
 from coordinator.base.listing import Listing
 from coordinator.hook import PIN_PREFIX
 from coordinator.intake.checkpoint import step_of
-from coordinator.intake.inbox import Notice, leave
+from coordinator.intake.inbox import Notice, leave_notice
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.storage import write_atomic
 
 log = logging.getLogger(__name__)
 
-AGAIN = 10  # reported checkpoints checked for new contents per look
+RECHECKED_CHECKPOINTS = 10  # reported checkpoints checked for new contents per look
 MOST_NEW = 100  # checkpoints announced per look: each is a synced file
 
 
@@ -60,7 +60,7 @@ class FolderWatch:
         """Leave notices of checkpoint folders not yet reported, at most MOST_NEW; check AGAIN reported ones."""
         self._left = {key: file for key, file in self._left.items() if os.path.lexists(file)}
         self._due.extend(() if self._due else self._seen)
-        again = {self._due.popleft() for _ in range(min(AGAIN, len(self._due)))}
+        again = {self._due.popleft() for _ in range(min(RECHECKED_CHECKPOINTS, len(self._due)))}
         listed: set[str] = set()
         for place in self._places:
             listed |= self._guard(f"watching {place.pattern!r}", place.keys) or set()
@@ -91,7 +91,7 @@ class FolderWatch:
             return False
         place.encode()  # raises for a name that is not UTF-8: no notice can hold it
         notice = Notice(checkpoint=place, step=step, suite=suite, noticed_at=time.time(), seen=True)
-        self._left[key] = leave(self.paths, notice)
+        self._left[key] = leave_notice(self.paths, notice)
         self._seen[key] = held
         self._unwritten = True
         return True

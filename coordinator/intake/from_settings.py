@@ -25,16 +25,16 @@ from pathlib import Path
 import evaljobs
 import priors
 from coordinator.base.run_command import CommandError, run_command
-from coordinator.cluster.local import gpu_names
-from coordinator.cluster.slurm_rules import FEW_WORKERS
-from coordinator.config.schema import Config, TrialConfig
+from coordinator.decide.evaluation.job_specs import Site
+from coordinator.decide.evaluation.records import EvaluationRecord, Inputs, RunOptions, evaluation_id
 from coordinator.errors import EvalspanError, OperatorError, RetryError
-from coordinator.evaluation.job_specs import Site
-from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions, evaluation_id
 from coordinator.intake import cadence, suites
-from coordinator.intake.checkpoint import inspect
+from coordinator.intake.checkpoint import inspect_checkpoint
 from coordinator.intake.source_keys import inputs_of, with_full_paths
 from coordinator.intake.work_folder import is_of_another
+from coordinator.site.cluster.local import gpu_names
+from coordinator.site.cluster.slurm_rules import FEW_WORKERS
+from coordinator.site.config.schema import Config, TrialConfig
 from evaljobs.contract.engine_traits import ENDPOINT, engine_traits
 from evaljobs.contract.names import HF_ENGINES
 from evaljobs.contract.paths import WorkPaths
@@ -145,11 +145,11 @@ def _threads(config: Config) -> int | None:
     if config.trial.threads is not None:
         return config.trial.threads
     if config.cluster.kind == "local" and not gpu_names():
-        return max(1, (os.cpu_count() or 1) // slots(config))
+        return max(1, (os.cpu_count() or 1) // cpu_slots(config))
     return None
 
 
-def slots(config: Config) -> int:
+def cpu_slots(config: Config) -> int:
     return config.cluster.slots or min(LOCAL_CPU_SLOTS, os.cpu_count() or 1)
 
 
@@ -326,13 +326,13 @@ def inputs_for(site: Site, version: Callable[[], str]) -> Callable[[SuiteSpec, M
     return look
 
 
-def settled(config: Config, suite: str | SuiteSpec) -> SuiteSpec:
+def chosen_suite(config: Config, suite: str | SuiteSpec) -> SuiteSpec:
     """Return the suite, or the one with this name or file, in its own mode or that of these settings. Raise OperatorError."""
     loaded = suites.load_suite(suite) if isinstance(suite, str) else suite
-    return suites.settled(loaded, config.trial.mode, config.trial.engine)
+    return suites.suite_in_mode(loaded, config.trial.mode, config.trial.engine)
 
 
-def record_of(
+def evaluation_record(
     config: Config,
     checkpoint: str,
     suite: str | SuiteSpec,
@@ -352,8 +352,8 @@ def record_of(
     """
     if step is not None and step < 0:
         raise OperatorError(f"step is a training step, 0 or more, not {step}")
-    loaded, section = settled(config, suite), config.checkpoint
-    spec = inspect(checkpoint, allow_bin=section.allow_bin, convert=section.convert, step=step)
+    loaded, section = chosen_suite(config, suite), config.checkpoint
+    spec = inspect_checkpoint(checkpoint, allow_bin=section.allow_bin, convert=section.convert, step=step)
     if loaded.mode == "fast" and spec.growing_rope:
         raise OperatorError(
             f'{spec.source}: mode "fast" is not for a model with {spec.growing_rope} rope (config.json), which scales a row by '

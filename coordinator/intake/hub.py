@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinator.errors import OperatorError, RetryError
-from coordinator.intake.checkpoint import SMALL_FILES, CheckpointError, inspect
+from coordinator.intake.checkpoint import SMALL_FILES, CheckpointError, inspect_checkpoint
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
 
 HUB_ID = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:@(\S+))?", re.ASCII)
 ANSWER_SECONDS = 10.0  # longest wait for the Hub's first answer
-SIGNED = re.compile(r"(?<=\S)\?\S+")  # the query of a URL, which may contain a signature
+SIGNED_QUERY = re.compile(r"(?<=\S)\?\S+")  # the query of a URL, which may contain a signature
 LOG_IN = "set HF_TOKEN to a token that may read it, or `hf auth login`"
-BIN = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin")
+BIN_PATTERNS = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin")
 
 
 def local_folder(
@@ -67,7 +67,7 @@ def _cached(name: str, revision: str | None, *, allow_bin: bool, weights: bool) 
         return None, ""
     snapshot = Path(config).parent
     try:
-        inspect(snapshot, allow_bin=allow_bin, weights=weights)
+        inspect_checkpoint(snapshot, allow_bin=allow_bin, weights=weights)
     except CheckpointError as error:
         return snapshot, str(error)
     return snapshot, ""
@@ -86,7 +86,7 @@ def _fetched(
     except Exception as error:
         raise _explained(error, text, name, revision, fault) from error
     sizes = _sizes(told)
-    chosen = needed(sizes, allow_bin=allow_bin)
+    chosen = needed_files(sizes, allow_bin=allow_bin)
     large = [file for file in chosen if file.endswith((".safetensors", ".bin"))]
     if not large:
         why = "has no safetensors" if "config.json" in sizes else "holds no model for transformers"
@@ -112,7 +112,7 @@ def _fetched(
                 raise _explained(one, text, name, revision, fault) from error
         why = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
         raise OperatorError(
-            f"{text}: {total / 1e6:,.0f} MB could not be fetched into {constants.HF_HUB_CACHE} ({SIGNED.sub('?…', why)}): "
+            f"{text}: {total / 1e6:,.0f} MB could not be fetched into {constants.HF_HUB_CACHE} ({SIGNED_QUERY.sub('?…', why)}): "
             "run the same command to continue; HF_HOME selects another folder"
         ) from error
 
@@ -121,8 +121,8 @@ def _sizes(told: ModelInfo) -> dict[str, int]:
     return {file.rfilename: file.size or 0 for file in told.siblings or ()}
 
 
-def needed(names: Iterable[str], *, allow_bin: bool) -> list[str]:
-    """Return the files of a repository that an evaluation reads, as `checkpoint.inspect` chooses them."""
+def needed_files(names: Iterable[str], *, allow_bin: bool) -> list[str]:
+    """Return the files of a repository that an evaluation reads, as `checkpoint.inspect_checkpoint` chooses them."""
     top = {n for n in names if "/" not in n or n.startswith("additional_chat_templates/")}
     small = {n for n in top if any(fnmatch.fnmatch(n, p) for p in (*SMALL_FILES, "*.py"))}
     if "model.safetensors" in top:
@@ -130,7 +130,7 @@ def needed(names: Iterable[str], *, allow_bin: bool) -> list[str]:
     else:  # the index names the shards; other formats are left out
         weights = {n for n in top if fnmatch.fnmatch(n, "model*.safetensors*")}
     if allow_bin and not weights:
-        weights = {n for n in top if any(fnmatch.fnmatch(n, p) for p in BIN)}
+        weights = {n for n in top if any(fnmatch.fnmatch(n, p) for p in BIN_PATTERNS)}
     return sorted(small | weights)
 
 

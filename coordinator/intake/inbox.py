@@ -1,6 +1,6 @@
 """The inbox of a work folder: checkpoints to evaluate and commands, one file each.
 
-Rule: hook, `submit`, watched folders and commands leave files of one format (`coordinator.hook.leave`), and only `Inbox`
+Rule: hook, `submit`, watched folders and commands leave files of one format (`coordinator.hook.write_notice`), and only `Inbox`
 reads them. A file stays until its evaluation is journalled or its command is obeyed, so that a restarted daemon reads it
 again; refused files move to `refused/`, with the reason beside them. A file's owner determines what it may request: this user
 anything; a member of the group that shares the work folder a checkpoint below `[watch] roots`; others nothing.
@@ -25,19 +25,19 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from coordinator import hook
 from coordinator.base.isolate import warn_once
-from coordinator.base.words import CONTROL, one_line
+from coordinator.base.words import CONTROL_CHARACTERS, one_line
+from coordinator.decide.evaluation.records import EvaluationRecord
 from coordinator.errors import OperatorError
-from coordinator.evaluation.records import EvaluationRecord
-from coordinator.intake.work_folder import DROP, name_of, unsafe
+from coordinator.intake.work_folder import SHARED_INBOX_MODE, name_of, unsafe_reason
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
-from evaljobs.contract.specs import Kept, Record, SuiteSpec
+from evaljobs.contract.specs import Record, StateRecord, SuiteSpec
 from evaljobs.contract.storage import FrameError, read_with_status, write_atomic, write_record
 
 log = logging.getLogger(__name__)
 
 MOST_BYTES = 1 << 20  # of a file: `release` may name thousands of nodes
 MOST_NEW = 200  # new files per look of a daemon: a millisecond each on NFS
-ALL = 100_000  # files that the single look of a command reads
+UNBOUNDED_LOOK = 100_000  # files that the single look of a command reads
 MOST_ERRORS = 3  # errors shown of a malformed file
 MOST_SHOWN = 500  # characters shown of a malformed file
 MOST_STEPS = 1 << 53  # every step below it is exact as a float
@@ -56,7 +56,7 @@ SAME_SAVE_SECONDS = (
 
 
 def _line(text: str) -> str:
-    if CONTROL.search(text):
+    if CONTROL_CHARACTERS.search(text):
         raise ValueError("contains a control character")
     return text
 
@@ -93,7 +93,7 @@ class Notice(Record):
         return self.checkpoint, self.suite if self.spec is None else self.spec.model_dump_json()
 
 
-class Refused(Kept):
+class RefusedCheckpoint(StateRecord):
     """The file NAME.reason beside the refused file NAME.json. `at`: unix seconds."""
 
     checkpoint: str
@@ -116,10 +116,10 @@ class InboxFile:
     wrong: str = ""
 
 
-def leave(paths: WorkPaths, notice: Notice) -> Path:
+def leave_notice(paths: WorkPaths, notice: Notice) -> Path:
     """Leave a notice for the coordinator of this work folder and return its file. Raise OperatorError if this user may not."""
     try:
-        return Path(hook.leave(str(paths.root), notice.model_dump_json(exclude_defaults=True)))
+        return Path(hook.write_notice(str(paths.root), notice.model_dump_json(exclude_defaults=True)))
     except PermissionError as error:
         raise OperatorError(
             f"{paths.inbox} cannot be written: an inbox is for its work folder's user and for the members of shared_group"
@@ -143,7 +143,7 @@ class Inbox:
         """
         try:
             names, owner = self._names(), self._root.stat().st_uid
-            shared = stat.S_IMODE(self.folder.stat().st_mode) == DROP
+            shared = stat.S_IMODE(self.folder.stat().st_mode) == SHARED_INBOX_MODE
         except (FileNotFoundError, NotADirectoryError):
             names, owner, shared = [], 0, False
         except OSError as error:
@@ -162,7 +162,7 @@ class Inbox:
             for entry in entries:
                 if entry.name.endswith(".json") and entry.is_file(follow_symlinks=False):
                     names.append(entry.name)
-                elif (age := LEFT_SECONDS.get(Path(entry.name).suffix)) and self.most != ALL:
+                elif (age := LEFT_SECONDS.get(Path(entry.name).suffix)) and self.most != UNBOUNDED_LOOK:
                     with suppress(OSError):
                         if time.time() - entry.stat(follow_symlinks=False).st_mtime >= age:
                             Path(entry.path).unlink()
@@ -184,8 +184,8 @@ class Inbox:
                 warn_once(log, one_line(f"{path} cannot be read yet: {error}"))
                 return None
             return InboxFile(path, _claims(b"", path), member, one_line(error, MOST_SHOWN))
-        notice, wrong = parse(text, path)
-        if why := unsafe(status):
+        notice, wrong = parse_notice(text, path)
+        if why := unsafe_reason(status):
             wrong = why
         elif member and not (shared and notice.command == "evaluate"):
             wrong = f"{member} left it: ask {name_of(owner)}, whose work folder this is"
@@ -197,7 +197,7 @@ def _member(status: os.stat_result, owner: int) -> str:
     return "" if status.st_uid in (0, owner) else name_of(status.st_uid)
 
 
-def done(file: InboxFile) -> None:
+def remove_notice(file: InboxFile) -> None:
     """Remove a file that has been handled. If that fails it is read again, without effect."""
     with suppress(OSError):
         file.path.unlink(missing_ok=True)
@@ -226,11 +226,11 @@ def gather_values(files: Iterable[InboxFile], paths: EvaluationPaths) -> None:
             place.unlink(missing_ok=True)
 
 
-def refuse(file: InboxFile, why: str, now: float) -> None:
+def refuse_notice(file: InboxFile, why: str, now: float) -> None:
     """Move a file to `refused/` with its reason. `now`: unix seconds. Raise OSError if the disk refuses; it is read again."""
     notice, folder = file.notice, file.path.parent / "refused"
     # File WORK_DIR/inbox/refused/NAME.reason: why NAME.json was refused, and when | the coordinator | after a week
-    reason = Refused(
+    reason = RefusedCheckpoint(
         checkpoint=notice.checkpoint, suite=notice.suite, at=now, why=why, command=notice.command
     )
     name = file.path.stem[:MOST_NAME]
@@ -250,10 +250,10 @@ def forget_refusals(paths: WorkPaths, notice: Notice) -> None:
 
 def waiting_files(paths: WorkPaths) -> list[InboxFile]:
     """Return the checkpoints in the inbox, oldest first, for a command."""
-    return [file for file in Inbox(paths, ALL).look() if file.notice.command == "evaluate"]
+    return [file for file in Inbox(paths, UNBOUNDED_LOOK).look() if file.notice.command == "evaluate"]
 
 
-def refusals(paths: WorkPaths, now: float) -> tuple[Refused, ...]:
+def read_refusals(paths: WorkPaths, now: float) -> tuple[RefusedCheckpoint, ...]:
     """Return checkpoints refused within a week, by their last refusals, oldest first."""
     found = {
         (reason.checkpoint, reason.suite): reason
@@ -263,13 +263,13 @@ def refusals(paths: WorkPaths, now: float) -> tuple[Refused, ...]:
     return tuple(found.values())
 
 
-def refusal_of(paths: WorkPaths, files: Iterable[str]) -> Refused | None:
+def refusal_of(paths: WorkPaths, files: Iterable[str]) -> RefusedCheckpoint | None:
     """Return why one of these files of the inbox was refused; None if none was."""
     names = {Path(file).stem[:MOST_NAME] for file in files}
     return next((reason for path, reason in _reasons(paths.inbox / "refused") if path.stem in names), None)
 
 
-def parse(text: bytes, path: Path) -> tuple[Notice, str]:
+def parse_notice(text: bytes, path: Path) -> tuple[Notice, str]:
     """Return (notice, ""), or (what it claims, why it is invalid). `path`: used as the checkpoint if `text` names none."""
     try:
         notice = Notice.model_validate_json(text)
@@ -298,13 +298,15 @@ def _claims(text: bytes, path: Path) -> Notice:
     )
 
 
-def _reasons(folder: Path) -> list[tuple[Path, Refused]]:
+def _reasons(folder: Path) -> list[tuple[Path, RefusedCheckpoint]]:
     """Return the reasons in `refused/`, oldest first; none if storage is unavailable."""
     found = []
     with suppress(OSError), os.scandir(folder) as entries:
         for name in sorted(e.name for e in entries if e.name.endswith(".reason")):
             with suppress(OSError, ValidationError):
-                found.append((folder / name, Refused.model_validate_json((folder / name).read_bytes())))
+                found.append(
+                    (folder / name, RefusedCheckpoint.model_validate_json((folder / name).read_bytes()))
+                )
     return sorted(found, key=lambda one: one[1].at)
 
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from coordinator.base.words import one_line
-from coordinator.cluster import ClusterError
 from coordinator.errors import RetryError
-from coordinator.intake.inbox import InboxFile, Notice, Refused, refusals
+from coordinator.intake.inbox import InboxFile, Notice, RefusedCheckpoint, read_refusals
+from coordinator.site.cluster import ClusterError
 from evaljobs.contract.paths import WorkPaths
-from evaljobs.contract.specs import Kept
+from evaljobs.contract.specs import StateRecord
 from evaljobs.contract.storage import write_record
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ MOST_WAITING = 1000  # pending checkpoints in the file: the oldest ones
 _NO_SUCH_PLACE = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP}
 
 
-class Waiting(Kept):
+class WaitingCheckpoint(StateRecord):
     """A checkpoint that is not yet accepted, and why. `since`: unix seconds of its first notice.
 
     `evaluation_id`: printed by `submit`, "" if announced otherwise.
@@ -43,25 +43,25 @@ class Waiting(Kept):
     evaluation_id: str = ""
 
 
-class Checkpoints(Kept):
-    """Contents of `pending.json`: checkpoints not yet accepted. As returned by `read`, also those refused within a week."""
+class PendingCheckpoints(StateRecord):
+    """Contents of `pending.json`: checkpoints not yet accepted. As returned by `read_pending`, also those refused within a week."""
 
     schema_version: int = 1
-    waiting: tuple[Waiting, ...] = ()
-    refused: tuple[Refused, ...] = Field(default=(), exclude=True)
+    waiting: tuple[WaitingCheckpoint, ...] = ()
+    refused: tuple[RefusedCheckpoint, ...] = Field(default=(), exclude=True)
 
 
-def read(paths: WorkPaths, now: float) -> Checkpoints:
+def read_pending(paths: WorkPaths, now: float) -> PendingCheckpoints:
     """Read the checkpoints as the last daemon left them. `now`: unix seconds."""
-    return _written(paths.pending).model_copy(update={"refused": refusals(paths, now)})
+    return _written(paths.pending).model_copy(update={"refused": read_refusals(paths, now)})
 
 
-def _written(path: Path) -> Checkpoints:
+def _written(path: Path) -> PendingCheckpoints:
     """Return the contents of the file; empty if it is missing, or storage is unavailable."""
     try:
-        return Checkpoints.model_validate_json(path.read_bytes())
+        return PendingCheckpoints.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
-        return Checkpoints()
+        return PendingCheckpoints()
 
 
 def waits_for_daemon(holder: str, daemon: str = "evalspan daemon") -> str:
@@ -74,7 +74,9 @@ def waits_for_daemon(holder: str, daemon: str = "evalspan daemon") -> str:
     )
 
 
-def with_unread(known: Checkpoints, unread: Iterable[InboxFile], why: str, now: float) -> Checkpoints:
+def with_unread(
+    known: PendingCheckpoints, unread: Iterable[InboxFile], why: str, now: float
+) -> PendingCheckpoints:
     """Return `known` with the inbox files that it does not name. `why`: what they wait for; `now`: unix seconds."""
     waiting = {(w.checkpoint, w.suite): w for w in known.waiting}
     for file in unread:
@@ -117,9 +119,9 @@ class PendingCheckpoint:
             self.why = why
             log.info("%s is not accepted yet: %s", self.notice.checkpoint, why)
 
-    def shown(self) -> Waiting:
+    def shown(self) -> WaitingCheckpoint:
         named = [file.notice.evaluation_id for file in self.files if file.notice.evaluation_id]
-        return Waiting(
+        return WaitingCheckpoint(
             checkpoint=self.notice.checkpoint,
             suite=self.notice.suite,
             since=self.since,
@@ -138,7 +140,7 @@ class PendingWriter:
     def write(self, pending: Iterable[PendingCheckpoint]) -> None:
         """Write the file if it has changed. Raise OSError if the disk refuses; the next look tries again."""
         waiting = tuple(p.shown() for p in sorted(pending, key=lambda p: p.since) if p.why)
-        current = Checkpoints(waiting=waiting[:MOST_WAITING])
+        current = PendingCheckpoints(waiting=waiting[:MOST_WAITING])
         if current != self._last:
             write_record(self._path, current)
             self._last = current

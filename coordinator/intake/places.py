@@ -11,18 +11,18 @@ import contextlib
 from pydantic import ValidationError
 
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.contract.specs import Kept
+from evaljobs.contract.specs import StateRecord
 from evaljobs.contract.storage import read_record, write_record
 
 
-class Places(Kept):
+class Places(StateRecord):
     """Full paths, besides the one in the evaluation's record, in the order of announcement."""
 
     schema_version: int = 1
     places: tuple[str, ...] = ()
 
 
-def read(paths: EvaluationPaths) -> tuple[str, ...]:
+def read_places(paths: EvaluationPaths) -> tuple[str, ...]:
     """Read the evaluation's additional folders; empty if there are none."""
     try:
         return read_record(paths.places, Places).places
@@ -30,9 +30,9 @@ def read(paths: EvaluationPaths) -> tuple[str, ...]:
         return ()
 
 
-def keep(paths: EvaluationPaths, own: str, place: str) -> None:
+def record_place(paths: EvaluationPaths, own: str, place: str) -> None:
     """Record that the evaluation of `own` was requested for `place`. Ignore a disk that refuses."""
-    known = read(paths)
+    known = read_places(paths)
     if place not in (own, *known):
         with contextlib.suppress(OSError):
             write_record(paths.places, Places(places=(*known, place)))

@@ -17,11 +17,11 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from coordinator.base.run_command import CommandError
+from coordinator.decide.evaluation.actions import FindResponses, MakePlan
+from coordinator.decide.evaluation.job_specs import Site
+from coordinator.decide.evaluation.records import Inputs, cut_of, cut_on_disk
 from coordinator.errors import OperatorError
-from coordinator.evaluation.actions import FindResponses, MakePlan
-from coordinator.evaluation.job_specs import Site
-from coordinator.evaluation.records import Inputs, cut_of, cut_on_disk
-from coordinator.intake.checkpoint import inspect
+from coordinator.intake.checkpoint import inspect_checkpoint
 from coordinator.intake.source_keys import Present, evaljobs_says
 from evaljobs.contract.names import ADAPTERS
 from evaljobs.contract.paths import batch_index_file, entry_manifest, request_set_manifest, slug
@@ -75,7 +75,7 @@ def _digest(path: Path) -> list[str]:
     return [path.name, hashlib.sha256(path.read_bytes()).hexdigest()]
 
 
-def found(folder: Path, cut: str, present: Present | None) -> dict[str, str] | None:
+def find_request_sets(folder: Path, cut: str, present: Present | None) -> dict[str, str] | None:
     """Return leaf task -> folder of a complete set with batches of this cut; None if one must be built.
 
     A set is rebuilt if an input that its build used has changed: `present` checks; None: it was just built. `cut`: as in
@@ -106,7 +106,7 @@ class RequestSetError(OperatorError):
     """A request set on disk that cannot be read; the message names its folder."""
 
 
-def read(
+def read_request_sets(
     folders: Mapping[str, str], cuts: Mapping[str, str]
 ) -> dict[str, tuple[RequestSetManifest, BatchIndex]]:
     """Return the manifest and batches of every leaf task by name. Raise RequestSetError if one cannot be read.
@@ -129,13 +129,15 @@ def read(
 
 
 def read_wanted(wanted: MakePlan | FindResponses) -> dict[str, tuple[RequestSetManifest, BatchIndex]]:
-    """Return `read` for the leaf tasks of an action."""
+    """Return `read_request_sets` for the leaf tasks of an action."""
     cuts = {
         task: cut_on_disk(wanted.cuts.get(entry, ""), wanted.batch_size)
         for entry, sets in wanted.sets.items()
         for task in sets
     }
-    return read({task: folder for sets in wanted.sets.values() for task, folder in sets.items()}, cuts)
+    return read_request_sets(
+        {task: folder for sets in wanted.sets.values() for task, folder in sets.items()}, cuts
+    )
 
 
 def _on_disk(suite: SuiteSpec, entry: int) -> str:
@@ -143,20 +145,20 @@ def _on_disk(suite: SuiteSpec, entry: int) -> str:
     return cut_on_disk(cut, suite.batch_size)
 
 
-def at_hand(
+def sets_at_hand(
     suite: SuiteSpec, checkpoint: CheckpointSpec, model: ModelOptions, inputs: Inputs, site: Site
 ) -> dict[str, dict[str, str]]:
     """Return task -> {leaf task: folder} of the suite's request sets that are built for this tokenizer."""
     sets, present = {}, None if site.foreign else Present(site)
     for index, task in enumerate(suite.tasks):
         name = folder_name(suite, index, checkpoint, model, inputs)
-        there = found(site.paths.request_sets / name, _on_disk(suite, index), present)
+        there = find_request_sets(site.paths.request_sets / name, _on_disk(suite, index), present)
         if there is not None:
             sets[task.name] = there
     return sets
 
 
-def prepare(
+def prepare_request_sets(
     suite: SuiteSpec,
     tokenizer: str,
     *,
@@ -171,13 +173,13 @@ def prepare(
     Return entry -> {leaf task: folder}; existing sets are kept. Raise OperatorError with the build's last line. `busy`:
     context around each process that builds, called with a description.
     """
-    checkpoint = inspect(tokenizer, weights=False)
+    checkpoint = inspect_checkpoint(tokenizer, weights=False)
     made_of, present = inputs(suite, model), Present(site)
     tasks = list(enumerate(suite.tasks))
     places = [
         site.paths.request_sets / folder_name(suite, index, checkpoint, model, made_of) for index, _ in tasks
     ]
-    waiting = [i for i, _ in tasks if found(places[i], _on_disk(suite, i), present) is None]
+    waiting = [i for i, _ in tasks if find_request_sets(places[i], _on_disk(suite, i), present) is None]
     specs = {
         index: BuildSpec(
             name=f"prepare-{index}",
@@ -202,7 +204,7 @@ def prepare(
             _build([specs[index] for index in some], site)
     sets = {}
     for index, task in tasks:
-        there = found(places[index], _on_disk(suite, index), None)
+        there = find_request_sets(places[index], _on_disk(suite, index), None)
         if there is None:
             raise OperatorError(
                 f"{task.name} was built, but {places[index]} does not hold it: is the work folder shared?"

@@ -12,13 +12,13 @@ from datetime import datetime
 from typing import Literal
 
 from coordinator.base.words import first_of
-from coordinator.evaluation.records import EvaluationRecord, Inputs
-from coordinator.evaluation.state import State
+from coordinator.decide.evaluation.records import EvaluationRecord, Inputs
+from coordinator.decide.evaluation.state import State
 from evaljobs.contract.specs import ModelOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Submitted:
+class Resubmission:
     """Effect of a submission: `what` for scripts, `said` for users, and what to send to the daemon."""
 
     what: Literal["new", "known", "priority-raised", "taken-up-again", "ended"]
@@ -27,19 +27,19 @@ class Submitted:
     again: bool = False  # a retry command
 
 
-def day(at: float) -> str:
+def format_day(at: float) -> str:
     """Local date and time of unix seconds."""
     return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
-def resumed(state: State) -> str:
+def resumed_message(state: State) -> str:
     """Return a message for a user who runs an evaluation that was begun before; "" if it had ended."""
     if state.ended_at is not None and not state.ending.cancelled:
         return ""
     scored = sum(entry.status == "scored" for entry in state.entries)
     was = f"it was cancelled ({state.ending.cancelled})" if state.ending.cancelled else "it was begun"
     return (
-        f"{state.evaluation_id}: {was} on {day(state.ended_at or state.record.accepted_at)} from the same inputs and is "
+        f"{state.evaluation_id}: {was} on {format_day(state.ended_at or state.record.accepted_at)} from the same inputs and is "
         f"resumed: {scored} of {len(state.entries)} tasks are scored, and {_answered(state)}"
     )
 
@@ -53,7 +53,7 @@ def _answered(state: State) -> str:
     )
 
 
-def remade(before: EvaluationRecord, now: EvaluationRecord, shown: Sequence[str] = ()) -> str:
+def remade_message(before: EvaluationRecord, now: EvaluationRecord, shown: Sequence[str] = ()) -> str:
     """Return a message for a user whose repeated evaluation has changed inputs; "" if these are unchanged.
 
     `shown`: files and packages, described, that earlier builds or scores used and that differ now. Values are not revealed.
@@ -95,7 +95,7 @@ def _of_inputs(before: Inputs, now: Inputs) -> list[str]:
     )
 
 
-def kept(before: EvaluationRecord, model: ModelOptions) -> str:
+def kept_settings_message(before: EvaluationRecord, model: ModelOptions) -> str:
     """Return a message about settings of the model that a retry keeps. `model`: the current ones; "" if unchanged."""
     if before.model == model:
         return ""
@@ -112,7 +112,7 @@ def _edited(before: EvaluationRecord, now: EvaluationRecord) -> list[str]:
     return [name for name, key in new if name in known and known[name] != key]
 
 
-def reused(state: State) -> str:
+def reused_in_words(state: State) -> str:
     """Return which responses and scores came from earlier evaluations, in parentheses; "" if none did."""
     if not state.plan.reused:
         return ""
@@ -123,7 +123,7 @@ def reused(state: State) -> str:
 
 def nothing_run(state: State) -> str:
     """Return a message for a user who runs an evaluation that had ended before."""
-    failed, at = len(state.failed_entries()), day(state.ended_at or 0.0)
+    failed, at = len(state.failed_entries()), format_day(state.ended_at or 0.0)
     if failed:
         return (
             f"ended on {at} from the same inputs, {failed} of {len(state.entries)} tasks failed; nothing was run: "
@@ -135,16 +135,16 @@ def nothing_run(state: State) -> str:
     return f"scored on {at} from the same inputs; nothing was run{again}"
 
 
-def submitted(known: State | None, priority: int) -> Submitted:
+def resubmission_of(known: State | None, priority: int) -> Resubmission:
     """Return the effect of a submission. `known`: the evaluation from its journal; None: there is none yet."""
     if known is None:
-        return Submitted(what="new", announce=True)
+        return Resubmission(what="new", announce=True)
     before = known.record.priority
     raised = f"its priority is raised from {before} to {priority}" if priority > before else ""
     if known.ending.cancelled:
         said = f"it was cancelled ({known.ending.cancelled}) and is resumed; what is scored is kept"
         said = f"{said}; {raised}" if raised else said
-        return Submitted(what="taken-up-again", said=said, announce=bool(raised), again=True)
+        return Resubmission(what="taken-up-again", said=said, announce=bool(raised), again=True)
     if known.ended_at is not None:
         failed = len(known.failed_entries())
         if failed or known.unscored_items:
@@ -153,16 +153,18 @@ def submitted(known: State | None, priority: int) -> Submitted:
                 if failed
                 else "it has ended with items unscored"
             )
-            return Submitted(what="ended", said=f"{said}: `evalspan retry {known.evaluation_id}` tries again")
-        return Submitted(
+            return Resubmission(
+                what="ended", said=f"{said}: `evalspan retry {known.evaluation_id}` tries again"
+            )
+        return Resubmission(
             what="ended",
-            said=f"it was scored on {day(known.ended_at)} from the same inputs, and nothing is run: "
+            said=f"it was scored on {format_day(known.ended_at)} from the same inputs, and nothing is run: "
             f"`evalspan report {known.evaluation_id}`",
         )
     if raised:
-        return Submitted(what="priority-raised", said=raised, announce=True)
+        return Resubmission(what="priority-raised", said=raised, announce=True)
     kept = f"; its priority stays {before} (a submission lowers none)" if priority < before else ""
     if known.nodes.paused_at is not None:
-        since = day(known.nodes.paused_at)
+        since = format_day(known.nodes.paused_at)
         kept += f"; it is paused since {since}, and `evalspan resume {known.evaluation_id}` lets it go on"
-    return Submitted(what="known", said=f"it is known already{kept}")
+    return Resubmission(what="known", said=f"it is known already{kept}")

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.base.run_command import CommandError, run_command
+from coordinator.decide.evaluation.job_specs import Site
+from coordinator.decide.evaluation.records import Inputs
 from coordinator.errors import OperatorError, RetryError
-from coordinator.evaluation.job_specs import Site
-from coordinator.evaluation.records import Inputs
 from coordinator.intake.checkpoint import wrapped_name
 from coordinator.intake.hub import HUB_ID
 from evaljobs import secret_values
@@ -31,7 +31,7 @@ from evaljobs.contract.names import HF_ENGINES, PLACES
 from evaljobs.contract.paths import task_catalogue
 from evaljobs.contract.specs import ModelOptions, Sources, SuiteSpec
 from evaljobs.lmeval import shown_inputs, source_files
-from evaljobs.lmeval.catalogue import kept
+from evaljobs.lmeval.catalogue import cached_descriptions
 from evaljobs.staging.fingerprint import BadWeights, folder_identity, read_header
 
 ANSWER_SECONDS = 60.0  # longest wait for digests from the trials' interpreter
@@ -48,9 +48,9 @@ def inputs_of(suite: SuiteSpec, model: ModelOptions, site: Site, lm_eval: str) -
     check_adapter(model)
     digests = source_files.Digests(site.paths.digests)
     names = [task.name for task in suite.tasks]
-    named = [source_files.named_by(suite.include_path, name, digests) for name in names]
+    named = [source_files.files_named_by(suite.include_path, name, digests) for name in names]
     foreign = not all(files.yamls for files in named)
-    shipped = (kept(task_catalogue(site.paths.cache, lm_eval)) if foreign else None) or {}
+    shipped = (cached_descriptions(task_catalogue(site.paths.cache, lm_eval)) if foreign else None) or {}
     found = Inputs(
         lm_eval=lm_eval,
         entries=tuple(Sources(files=files.key()) for files in named),

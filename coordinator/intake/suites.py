@@ -17,20 +17,20 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from coordinator.config import toml
+from coordinator.decide.evaluation.records import TOKEN_BUDGET
 from coordinator.errors import OperatorError
-from coordinator.evaluation.records import TOKEN_BUDGET
+from coordinator.site.config import toml
 from evaljobs.contract.paths import slug
-from evaljobs.contract.specs import Mode, SuiteSpec, TaskEntry
+from evaljobs.contract.specs import Mode, ScreenOptions, SuiteSpec, TaskEntry
 from evaljobs.lmeval.task_yaml import index_of
 
 FAST_ENGINES = ("hf", "hf-auto", "huggingface")  # lm-eval's names for its transformers class
 BUDGET_IS_FAST = 'only mode = "fast" has a token budget: omit token_budget, or set that mode'
-CHOOSE = "pass --suite NAME or --tasks NAME,NAME, or set [watch] suite in evalspan.toml"
+CHOOSE_ADVICE = "pass --suite NAME or --tasks NAME,NAME, or set [watch] suite in evalspan.toml"
 MOST_NAME = 40  # length of the tasks' part of a suite's name
-PATTERN = "*?["
+PATTERN_CHARACTERS = "*?["
 OF_TASKS = ("limit", "num_fewshot", "gen_kwargs", "every")  # settings of each task
-HIDDEN = (
+HIDDEN_SETTINGS = (
     "token_budget",
     "seed",
     "apply_chat_template",
@@ -62,7 +62,7 @@ class SuiteSettings(TypedDict, total=False):
 # -----------------------------------------------------------------------------------
 
 
-def chosen(suite: PathLike | None, tasks: Sequence[str] | str, more: SuiteSettings) -> dict[str, Any]:
+def suite_choice(suite: PathLike | None, tasks: Sequence[str] | str, more: SuiteSettings) -> dict[str, Any]:
     """Return the given parts of the suite. `tasks`: names, or "a,b". Raise OperatorError for an unknown setting."""
     known = list(SuiteSettings.__annotations__)
     if unknown := [key for key in more if key not in known]:
@@ -77,8 +77,8 @@ def chosen(suite: PathLike | None, tasks: Sequence[str] | str, more: SuiteSettin
     return {key: value for key, value in said.items() if value not in (None, [])}
 
 
-def words(said: Mapping[str, Any]) -> list[str]:
-    """Return equivalent command-line options. `said`: from `chosen`."""
+def option_words(said: Mapping[str, Any]) -> list[str]:
+    """Return equivalent command-line options. `said`: from `suite_choice`."""
     found: list[str] = []
     for key, value in said.items():
         option = f"--{key.replace('_', '-')}"
@@ -94,12 +94,12 @@ def words(said: Mapping[str, Any]) -> list[str]:
             case Mapping():
                 found += [option, json.dumps(value)]
             case _:
-                found += [option, number(value) if isinstance(value, float) else str(value)]
+                found += [option, format_number(value) if isinstance(value, float) else str(value)]
     return found
 
 
 def suite_of(said: Mapping[str, Any], default: str | None = None) -> SuiteSpec:
-    """Return the suite that `said` (from `chosen`) names; `default`: used if it names none. Raise OperatorError."""
+    """Return the suite that `said` (from `suite_choice`) names; `default`: used if it names none. Raise OperatorError."""
     named, tasks = said.get("suite"), said.get("tasks")
     if tasks and named is not None:
         raise OperatorError(
@@ -114,7 +114,7 @@ def suite_of(said: Mapping[str, Any], default: str | None = None) -> SuiteSpec:
         return _with(_of_tasks(tasks, folders), settings, named=False)
     named = default if named is None else named
     if named is None:
-        raise OperatorError(f"no suite and no tasks are named: {CHOOSE}")
+        raise OperatorError(f"no suite and no tasks are named: {CHOOSE_ADVICE}")
     suite = load_suite(named)
     return _with(suite.model_dump(mode="json", exclude_none=True), settings) if settings else suite
 
@@ -128,6 +128,8 @@ def _with(suite: dict[str, Any], settings: dict[str, Any], *, named: bool = True
     data = suite | settings
     if settings.get("mode") == "exact" and "token_budget" not in settings:
         data.pop("token_budget", None)  # from the suite's fast mode
+    if "mode" in settings:
+        data.pop("screen", None)
     of_tasks = {key: data.pop(key) for key in OF_TASKS if key in settings}
     data["task"] = [task | of_tasks for task in data.pop("tasks")]
     # of two definitions, the later folder's counts
@@ -139,7 +141,7 @@ def _with(suite: dict[str, Any], settings: dict[str, Any], *, named: bool = True
 def _of_tasks(named: Sequence[str], own_folders: Sequence[str]) -> dict[str, Any]:
     """Return a suite of the tasks with no other settings, as a dumped `SuiteSpec`."""
     # task of evalspan's own -> the shipped suite with its folder, and its entry there
-    loaded = [suite for suite in map(load_suite, names()) if suite.include_path]
+    loaded = [suite for suite in map(load_suite, suite_names()) if suite.include_path]
     shipped = {task.name: (suite, task) for suite in loaded for task in suite.tasks}
     own = index_of(own_folders)
     folders: list[str] = []
@@ -165,7 +167,7 @@ def _checked_name(text: str) -> str:
         if not path.is_file():
             raise OperatorError(f"--tasks: no file {path}")
         return str(path)
-    if any(char in text for char in PATTERN):
+    if any(char in text for char in PATTERN_CHARACTERS):
         raise OperatorError(
             f"--tasks: {text!r} is a pattern: name each task or group (`evalspan ls tasks {text!r}` lists them)"
         )
@@ -214,10 +216,12 @@ def _suffix(settings: Mapping[str, Any], before: Mapping[str, Any], *, named: bo
 
     Settings without a word of their own are covered by a digest.
     """
-    limit = f"-limit{number(settings['limit'])}" if "limit" in settings else ""
+    limit = f"-limit{format_number(settings['limit'])}" if "limit" in settings else ""
     shots = f"-{settings['num_fewshot']}shot" if "num_fewshot" in settings else ""
     mode = settings.get("mode", before.get("mode", "exact"))
-    hidden = {key: settings[key] for key in HIDDEN if key in settings and settings[key] != before.get(key)}
+    hidden = {
+        key: settings[key] for key in HIDDEN_SETTINGS if key in settings and settings[key] != before.get(key)
+    }
     if hidden.get("apply_chat_template") is True:  # "-chat" says it
         del hidden["apply_chat_template"]
     more = settings.get("gen_kwargs")
@@ -231,7 +235,7 @@ def _suffix(settings: Mapping[str, Any], before: Mapping[str, Any], *, named: bo
     return f"{limit}{shots}{other_mode}{chat}{f'-{digest}' if hidden else ''}"
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """Format all digits of a number; integers without a point."""
     return str(int(value)) if float(value).is_integer() else str(value)
 
@@ -239,12 +243,12 @@ def number(value: float) -> str:
 # --- names and files -----------------------------------------------------------------------------------------------
 
 
-def folder() -> Path:
+def suite_folder() -> Path:
     return Path(str(resources.files("evaljobs"))) / "suites"
 
 
-def names() -> list[str]:
-    return sorted(path.stem for path in folder().glob("*.toml"))
+def suite_names() -> list[str]:
+    return sorted(path.stem for path in suite_folder().glob("*.toml"))
 
 
 def load_suite(name_or_file: str | Path) -> SuiteSpec:
@@ -254,13 +258,13 @@ def load_suite(name_or_file: str | Path) -> SuiteSpec:
     wrong key or value (with its line).
     """
     path = _find(str(name_or_file))
-    data, text = toml.read(path)
-    return _checked(data, toml.in_file(path, text), path)
+    data, text = toml.read_toml(path)
+    return _checked(data, toml.file_locations(path, text), path)
 
 
 def _checked(data: Mapping[str, Any], where: toml.Where, path: Path | None) -> SuiteSpec:
     """Return the suite of a suite file's values. `path`: the file that relative paths start from; None: the current folder."""
-    suite = toml.check(SuiteSpec, data, where)
+    suite = toml.validate_table(SuiteSpec, data, where)
     _refuse_twins(suite.tasks, where)
     if all(task.every > 1 for task in suite.tasks):
         raise OperatorError(
@@ -278,16 +282,24 @@ def _checked(data: Mapping[str, Any], where: toml.Where, path: Path | None) -> S
             f'{where(("token_budget",))}: "auto" is found together with the batch size: '
             'set batch_size = "auto", too, or token_budget to a number'
         )
+    if suite.screen is not None and suite.mode != "screen":
+        raise OperatorError(
+            f'{where(("screen",))}: [screen] is of mode = "screen": set that mode, or leave [screen] away'
+        )
+    if suite.mode == "screen" and suite.token_budget is not None:
+        raise OperatorError(f"{where(('token_budget',))}: {BUDGET_IS_FAST}")
     folders = tuple(_folder(part, path, where) for part in suite.include_path)
     return suite.model_copy(update={"include_path": folders})
 
 
-def settled(suite: SuiteSpec, mode: Mode, engine: str) -> SuiteSpec:
+def suite_in_mode(suite: SuiteSpec, mode: Mode, engine: str) -> SuiteSpec:
     """Return the suite as an evaluation runs it: in its own mode, otherwise `mode` of the settings.
 
     Exact mode becomes mode None, so that ids of exact evaluations are unchanged since before there were modes. Raise
     OperatorError if the engine, or a setting of the suite, does not support the mode.
     """
+    if suite.mode == "screen":
+        return suite.model_copy(update={"screen": suite.screen or ScreenOptions()})
     how = suite.mode or mode
     if how == "exact":
         if suite.token_budget is not None:
@@ -307,13 +319,15 @@ def _find(text: str) -> Path:
     if toml.is_file_name(text):
         path = Path(text).expanduser()
         if not os.path.isfile(path):  # noqa: PTH113 (False in a private folder)
-            raise OperatorError(f"no suite file {text}: give a TOML file, or one of {', '.join(names())}")
+            raise OperatorError(
+                f"no suite file {text}: give a TOML file, or one of {', '.join(suite_names())}"
+            )
         return path.resolve()
-    shipped = folder() / f"{text}.toml"
+    shipped = suite_folder() / f"{text}.toml"
     if text and shipped.is_file():
         return shipped
-    near = difflib.get_close_matches(text, names(), n=3, cutoff=0.6)
-    known = f"nearest: {', '.join(near)}" if near else f"shipped: {', '.join(names())}"
+    near = difflib.get_close_matches(text, suite_names(), n=3, cutoff=0.6)
+    known = f"nearest: {', '.join(near)}" if near else f"shipped: {', '.join(suite_names())}"
     raise OperatorError(
         f"no suite named {text!r} ({known}); a suite of your own is a file: --suite ./{text or 'my'}.toml"
     )

@@ -1,7 +1,7 @@
 """Checks before submission: the suite's tasks, the cluster.
 
 Rule: input that would fail is refused in one line, before anything is written or started. Called by `eval` and `submit`;
-`doctor` calls `probes` and `refusals`.
+`doctor` calls `probe_jobs` and `refused_jobs`.
 """
 
 from __future__ import annotations
@@ -12,18 +12,24 @@ from pathlib import Path
 
 from coordinator.base.run_command import CommandError
 from coordinator.base.words import first_of
-from coordinator.cluster import Cluster, ClusterError, Job, NodeState, Purpose, RefusedError
-from coordinator.cluster.node_choice import none_left
-from coordinator.cluster.sbatch_text import ROLES
-from coordinator.cluster.slurm_limits import ends, setting_of
-from coordinator.cluster.slurm_rules import precursor_refusal, refusal_of
+from coordinator.decide.evaluation.footprint import (
+    NO_CHECKPOINT,
+    Footprint,
+    footprint_of,
+    gpu_need,
+    job_resources,
+)
+from coordinator.decide.evaluation.job_specs import Site
+from coordinator.decide.evaluation.records import EvaluationRecord, RunOptions
 from coordinator.errors import OperatorError, RetryError
-from coordinator.evaluation.footprint import NO_CHECKPOINT, Footprint, asked, footprint, gpu_need
-from coordinator.evaluation.job_specs import Site
-from coordinator.evaluation.records import EvaluationRecord, RunOptions
 from coordinator.intake.source_keys import evaljobs_says
+from coordinator.site.cluster import Cluster, ClusterError, Job, NodeState, Purpose, RefusedError
+from coordinator.site.cluster.node_choice import none_left
+from coordinator.site.cluster.sbatch_text import ROLES
+from coordinator.site.cluster.slurm_limits import remedy_of, setting_of
+from coordinator.site.cluster.slurm_rules import precursor_refusal, refusal_of
 from evaljobs.contract.specs import SuiteSpec
-from evaljobs.lmeval.task_yaml import unreadable
+from evaljobs.lmeval.task_yaml import unreadable_reason
 
 TASKS_SECONDS = 120
 
@@ -32,7 +38,7 @@ def check_tasks(suite: SuiteSpec, site: Site, prepare: str, no_likelihoods: str 
     """Check a suite's tasks with lm-eval in the trial interpreter, and return their local data (files, patterns, folders).
 
     Raise OperatorError if lm-eval lacks a task, or jobs could not run its YAML, data or turns. `prepare`: the command that
-    fetches data sets, for the message; `no_likelihoods`: as for `catalogue.ask`.
+    fetches data sets, for the message; `no_likelihoods`: as for `catalogue.resolve_names`.
     """
     _check_files(suite)
     asked = {
@@ -81,12 +87,12 @@ def check_tasks(suite: SuiteSpec, site: Site, prepare: str, no_likelihoods: str 
 MOST_LOOKED_AT = 500
 
 
-def passed_over(suite: SuiteSpec) -> str:
+def settings_passed_over(suite: SuiteSpec) -> str:
     """Return a warning about unreadable YAML files in the suite's folders, which lm-eval skips silently; "" if none."""
     files = [file for folder in suite.include_path for file in sorted(Path(folder).rglob("*.y*ml"))][
         :MOST_LOOKED_AT
     ]
-    said = [f"{file}: {why}" for file in files if (why := unreadable(file))]
+    said = [f"{file}: {why}" for file in files if (why := unreadable_reason(file))]
     return f"lm-eval skips files that cannot be read: {first_of(said)}" if said else ""
 
 
@@ -97,14 +103,14 @@ def _check_files(suite: SuiteSpec) -> None:
     for folder in suite.include_path:  # of these, only those named like a task
         files += [file for file in Path(folder).rglob("*.y*ml") if file.stem in named]
     for file in files:
-        if why := unreadable(file):
+        if why := unreadable_reason(file):
             raise OperatorError(f"{file} cannot be read: {why}")
 
 
 def check_cluster(cluster: Cluster, record: EvaluationRecord) -> str:
     """Check that the cluster accepts each kind of job and a trial fits some node. Return a warning about small GPUs."""
     options = record.options
-    size = NO_CHECKPOINT if record.convert else footprint(record)  # the size after a conversion is unknown
+    size = NO_CHECKPOINT if record.convert else footprint_of(record)  # the size after a conversion is unknown
     try:
         need, listed = gpu_need(record), cluster.nodes()
         nodes = _with_gpus(listed, options.trial.gpus_per_trial)
@@ -113,13 +119,13 @@ def check_cluster(cluster: Cluster, record: EvaluationRecord) -> str:
         nodes = [n for n in nodes if need.holds(n)]
         _check_power(nodes)
         _check_memory(nodes, options, size)
-        jobs = probes(options, size, best_effort=all(n.best_effort for n in nodes))
+        jobs = probe_jobs(options, size, best_effort=all(n.best_effort for n in nodes))
         if record.convert:
             jobs["convert"] = _probe("convert", options, Footprint(files=record.checkpoint.bytes))
         if record.options.stage.hosts or not record.options.stage.enabled:
             del jobs["stage"]
-        for kind, refusal in refusals(cluster, jobs, nodes):
-            if ends(refusal) == "node" and not any(n.usable for n in nodes):
+        for kind, refusal in refused_jobs(cluster, jobs, nodes):
+            if remedy_of(refusal) == "node" and not any(n.usable for n in nodes):
                 continue  # it waits for its nodes; they also refuse jobs that they cannot hold
             hint = _hint(jobs[kind], refusal)
             raise OperatorError(
@@ -128,7 +134,7 @@ def check_cluster(cluster: Cluster, record: EvaluationRecord) -> str:
     except RefusedError as error:
         raise OperatorError(f"the cluster refuses: {error}") from error
     except ClusterError as error:
-        raise no_answer(error) from error
+        raise no_answer_message(error) from error
     return need.left_out(listed)
 
 
@@ -163,7 +169,7 @@ def _hint(job: Job, refusal: str) -> str:
     return hint.replace("ROLE", ROLES[job.purpose])
 
 
-def no_answer(error: ClusterError) -> RetryError:
+def no_answer_message(error: ClusterError) -> RetryError:
     """Return the error for an unreachable cluster; only Slurm's commands may be missing or fail."""
     return RetryError(
         f"no Slurm answers here ({error}): --cluster local evaluates on this machine; else run on a login node"
@@ -183,9 +189,9 @@ def _check_memory(nodes: Sequence[NodeState], options: RunOptions, size: Footpri
     """Raise OperatorError if no node could ever hold the staged weights and one trial."""
     if not all(n.counts_memory for n in nodes):
         return
-    wanted = asked("trial", options, size)["memory_mb"]
+    wanted = job_resources("trial", options, size)["memory_mb"]
     if options.stage.enabled or options.stage.hosts:
-        wanted = asked("host", options, size)["memory_mb"]
+        wanted = job_resources("host", options, size)["memory_mb"]
     most = max(n.memory_mb for n in nodes)
     if most < wanted:
         raise OperatorError(
@@ -194,7 +200,7 @@ def _check_memory(nodes: Sequence[NodeState], options: RunOptions, size: Footpri
         )
 
 
-def probes(
+def probe_jobs(
     options: RunOptions, size: Footprint = NO_CHECKPOINT, *, best_effort: bool = False
 ) -> dict[Purpose, Job]:
     """Return a sample job of each kind that an evaluation submits, for `cluster.check`; a host has one trial."""
@@ -209,11 +215,11 @@ def _probe(kind: Purpose, options: RunOptions, size: Footprint, *, best_effort: 
         log="/dev/null",
         best_effort=best_effort and kind in ("stage", "trial", "host"),
         purpose=kind,
-        **asked(kind, options, size),
+        **job_resources(kind, options, size),
     )
 
 
-def refusals(
+def refused_jobs(
     cluster: Cluster, jobs: Mapping[Purpose, Job], nodes: Sequence[NodeState]
 ) -> Iterator[tuple[Purpose, str]]:
     """Yield (kind, the cluster's message) of each job that the cluster refuses. Raise ClusterError.

@@ -18,21 +18,21 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from coordinator.base.disk_space import RESUMES, shortage
-from coordinator.config import loading
-from coordinator.config.schema import Config
+from coordinator.base.disk_space import FREE_SPACE_ADVICE, disk_shortage
 from coordinator.errors import OperatorError
+from coordinator.site.config import loading
+from coordinator.site.config.schema import Config
 from evaljobs.contract.paths import WorkPaths
 
 log = logging.getLogger(__name__)
 
-PRIVATE = 0o700
-SHARED = 0o2750  # setgid: new files inside belong to the group as well
-NEW = "give --work-dir a new folder"
-DROP = 0o3770  # of a shared inbox, in which each member of the group leaves files
+PRIVATE_MODE = 0o700
+SHARED_MODE = 0o2750  # setgid: new files inside belong to the group as well
+NEW_FOLDER_ADVICE = "give --work-dir a new folder"
+SHARED_INBOX_MODE = 0o3770  # of a shared inbox, in which each member of the group leaves files
 
 
-def load(
+def load_settings(
     path: str | Path | None,
     work_dir: str | Path | None = None,
     more: Mapping[str, object] | None = None,
@@ -45,7 +45,7 @@ def load(
     read-only folder is left as it is.
     """
     overrides = {"work_dir": work_dir, **(more or {})}
-    config = loading.load(Path(path) if path else None, os.environ, overrides)
+    config = loading.load_config(Path(path) if path else None, os.environ, overrides)
     work = config.work_dir
     try:
         if not makes and is_read_only(work):
@@ -57,13 +57,13 @@ def load(
     except OSError as error:
         if not makes and error.errno == errno.ENOENT:
             return config
-        full = shortage(error, work)
+        full = disk_shortage(error, work)
         paths = WorkPaths(work)
         used = any(map(os.path.exists, (paths.lock, paths.inbox)))  # False in a private folder
         if used and (full or error.errno in {errno.EACCES, errno.EROFS}):
             return config  # in use before: the loop waits for space, and `report` reads another user's scores
         if full:
-            raise OperatorError(f"{full}: {RESUMES}") from error
+            raise OperatorError(f"{full}: {FREE_SPACE_ADVICE}") from error
         raise OperatorError(
             f"the work folder {work} cannot be written ({error.strerror}): give --work-dir a folder of yours on shared storage"
         ) from error
@@ -79,13 +79,13 @@ def open_folder(root: Path, shared_group: str | None) -> None:
     root.parent.mkdir(parents=True, exist_ok=True)
     made = False
     with suppress(FileExistsError):
-        root.mkdir(PRIVATE)
+        root.mkdir(PRIVATE_MODE)
         made = True
     found = root.stat()
     if found.st_uid != os.geteuid():
         if os.geteuid() != 0 and os.access(root, os.W_OK):
             raise OperatorError(
-                f"the work folder {root} is another user's, and more users than you may write to it: {NEW}"
+                f"the work folder {root} is another user's, and more users than you may write to it: {NEW_FOLDER_ADVICE}"
             )
         return
     if not made:
@@ -93,12 +93,12 @@ def open_folder(root: Path, shared_group: str | None) -> None:
         if is_read_only(root):
             raise OperatorError(
                 f"the work folder {root} is read-only ({stat.S_IMODE(found.st_mode):04o}): "
-                f"`chmod u+w {shlex.quote(str(root))}`, or {NEW}"
+                f"`chmod u+w {shlex.quote(str(root))}`, or {NEW_FOLDER_ADVICE}"
             )
     group = None if shared_group is None else _group_id(shared_group)
     if group is None:
         _keep_private(root, stat.S_IMODE(found.st_mode))
-    elif made or (stat.S_IMODE(found.st_mode), found.st_gid) != (SHARED, group):
+    elif made or (stat.S_IMODE(found.st_mode), found.st_gid) != (SHARED_MODE, group):
         _share(root, group, str(shared_group))
     _open_inbox(WorkPaths(root), group)
 
@@ -107,10 +107,10 @@ def _open_inbox(paths: WorkPaths, group: int | None) -> None:
     """Let the group, if there is one, write to the inbox, but to no folder below it."""
     refused = paths.inbox / "refused"
     if group is not None:  # otherwise a member could create it
-        refused.mkdir(PRIVATE, parents=True, exist_ok=True)
-    _fit(refused, PRIVATE if group is None else SHARED, group)
-    _fit(paths.redis, PRIVATE)
-    _fit(paths.inbox, PRIVATE if group is None else DROP, group)
+        refused.mkdir(PRIVATE_MODE, parents=True, exist_ok=True)
+    _fit(refused, PRIVATE_MODE if group is None else SHARED_MODE, group)
+    _fit(paths.redis, PRIVATE_MODE)
+    _fit(paths.inbox, PRIVATE_MODE if group is None else SHARED_INBOX_MODE, group)
 
 
 def is_of_another(root: Path) -> bool:
@@ -128,7 +128,7 @@ def refuse_guest(root: Path, instead: str = "") -> None:
         raise OperatorError(f"evaluations of {root} are {owner}'s: ask {owner}{instead}")
 
 
-def unsafe(file: os.stat_result) -> str:
+def unsafe_reason(file: os.stat_result) -> str:
     """Return why a file in the work folder may not be what its owner wrote; "" if it is."""
     if file.st_mode & 0o022:
         return f"other users than {name_of(file.st_uid)} may write to its file"
@@ -155,7 +155,7 @@ def _refuse_writable(root: Path, mode: int) -> None:
     if who:
         raise OperatorError(
             f"{' and '.join(who)} may write to the work folder {root}, and so replace what your jobs run: "
-            + (f"`chmod -R go-w {shlex.quote(str(root))}`" if _is_only_ours(root) else NEW)
+            + (f"`chmod -R go-w {shlex.quote(str(root))}`" if _is_only_ours(root) else NEW_FOLDER_ADVICE)
         )
 
 
@@ -178,13 +178,13 @@ def _group_id(name: str) -> int:
 
 
 def _keep_private(root: Path, mode: int) -> None:
-    if mode == PRIVATE:
+    if mode == PRIVATE_MODE:
         return
     if mode & 0o077 and not _is_only_ours(root):
         raise OperatorError(
-            f"{root} holds other files, and other users may read it: {NEW}, or type `chmod 700 {shlex.quote(str(root))}`"
+            f"{root} holds other files, and other users may read it: {NEW_FOLDER_ADVICE}, or type `chmod 700 {shlex.quote(str(root))}`"
         )
-    root.chmod(PRIVATE)
+    root.chmod(PRIVATE_MODE)
     if mode & 0o077:
         log.warning(
             "%s is now readable by you alone (it was %04o): shared_group names a group that may read it",
@@ -204,7 +204,7 @@ def _share(root: Path, group: int, name: str) -> None:
             f"`chgrp -R {name} {at}; chmod -R g+rX,g-w {at}; find {at} -type d -exec chmod g+s {{}} +`"
         )
     os.chown(root, -1, group)
-    root.chmod(SHARED)
+    root.chmod(SHARED_MODE)
 
 
 def _is_open(entry: os.stat_result, group: int, name: str) -> bool:

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from coordinator.evaluation.records import EvaluationRecord
-from coordinator.report.scores import scores_of
+from coordinator.decide.evaluation.records import EvaluationRecord
+from coordinator.results.report.scores import scores_of
 from coordinator.runtime.summary import read_file
 from evaljobs.contract.paths import EvaluationPaths
 
-ERRORS = 2.0  # standard errors above chance within which a score counts as chance
+MAX_ERRORS_ABOVE = 2.0  # standard errors above chance within which a score counts as chance
 
 
 def at_chance(results: Mapping[str, Any], signals: Mapping[str, Mapping[str, float]]) -> bool:
@@ -28,7 +28,7 @@ def at_chance(results: Mapping[str, Any], signals: Mapping[str, Mapping[str, flo
     ):
         chance = signals.get(score.task, {}).get("chance")
         if chance is not None and score.higher_is_better and 0 <= score.value <= 1:
-            found.setdefault(score.task, score.value <= chance + ERRORS * (score.stderr or 0.0))
+            found.setdefault(score.task, score.value <= chance + MAX_ERRORS_ABOVE * (score.stderr or 0.0))
     return bool(found) and all(found.values())
 
 
@@ -51,6 +51,6 @@ def fell_to_chance(record: EvaluationRecord, paths: EvaluationPaths) -> str:
         return ""
     before, evaluation = max(above)
     return (
-        f"every task scores within {ERRORS:g} standard errors of chance, and step {before} ({evaluation}) did not: compare the "
+        f"every task scores within {MAX_ERRORS_ABOVE:g} standard errors of chance, and step {before} ({evaluation}) did not: compare the "
         "weights, the config and the tokenizer of both"
     )

@@ -6,15 +6,15 @@ evaluation may hold nodes; the others wait for the next process. Called by `coor
 
 from __future__ import annotations
 
-from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
-from coordinator.intake.inbox import Notice, leave
+from coordinator.intake.inbox import Notice, leave_notice
 from coordinator.intake.pending import waits_for_daemon
 from coordinator.intake.work_folder import refuse_guest
 from coordinator.runtime.journal import Journal, check_format
-from coordinator.runtime.summaries import find_folder
-from coordinator.runtime.summary import ended
+from coordinator.runtime.known_evaluations import find_folder
+from coordinator.runtime.summary import read_ended_summary
 from coordinator.runtime.work_lock import WorkLock, is_daemon
+from coordinator.site.config.schema import Config
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 ON_NODES = frozenset({"stage", "trial", "host"})  # purposes of jobs on nodes with GPUs
@@ -32,7 +32,7 @@ def commanded_folder(config: Config, evaluation: str) -> EvaluationPaths:
 
 def leave_command(paths: WorkPaths, notice: Notice, holder: str) -> str:
     """Leave a command for `holder`, which has the work folder, and return what a person reads."""
-    leave(paths, notice)
+    leave_notice(paths, notice)
     later = f"; where {holder}, runs another evaluation, the next daemon obeys it"
     return f"{notice.command} of {notice.evaluation_id} is asked for{'' if is_daemon(holder) else later}"
 
@@ -44,13 +44,13 @@ def send_command(config: Config, evaluation: str, notice: Notice, daemon: str) -
     """
     folder, paths = commanded_folder(config, evaluation), WorkPaths(config.work_dir)
     name, notice = folder.root.name, notice.model_copy(update={"evaluation_id": folder.root.name})
-    if ended(folder) is not None:
+    if read_ended_summary(folder) is not None:
         raise OperatorError(f"{name} has ended: no {notice.command} can change it")
     if holder := WorkLock(paths.lock).holder():
         return leave_command(paths, notice, holder)
     if notice.command == "pause":
         return _pause_here(config, name, notice.reason)
-    leave(paths, notice)
+    leave_notice(paths, notice)
     return f"{notice.command} of {name} is asked for; {waits_for_daemon(holder, daemon)}"
 
 

@@ -12,12 +12,10 @@ from dataclasses import dataclass, field, replace
 from math import exp, log
 from statistics import median
 
-from coordinator.allocation import job_limits
-from coordinator.cluster import COORDINATOR_ENDED, Job, JobState, slurm_limits
-from coordinator.diagnosis.verdict import Diagnosis
-from coordinator.evaluation import jobs
-from coordinator.evaluation.ending import RELEASED
-from coordinator.evaluation.events import (
+from coordinator.decide.allocation import job_limits
+from coordinator.decide.evaluation import jobs
+from coordinator.decide.evaluation.ending import RELEASED_PURPOSES
+from coordinator.decide.evaluation.events import (
     AnyEvent,
     BackOffOver,
     JobEnded,
@@ -28,12 +26,16 @@ from coordinator.evaluation.events import (
     OutcomeSeen,
     TrialHung,
 )
-from coordinator.evaluation.state import JobInfo, MetricState, Phase, State, Tries
+from coordinator.decide.evaluation.state import JobInfo, MetricState, Phase, State, Tries
+from coordinator.site.cluster import COORDINATOR_ENDED, Job, JobState, slurm_limits
+from coordinator.site.diagnosis.diagnose import Diagnosis
 from evaljobs.contract.outcomes import Failed
 
-FORGOTTEN = Tries(limit=11, first=5.0, longest=600.0)
+FORGOTTEN_JOB_TRIES = Tries(limit=11, first=5.0, longest=600.0)
 """Losses of a metric job by RQ, over more than an hour, until it counts as failed."""
-ALONE = 30  # times `Grace.limited` that a limit keeps out all jobs of an evaluation before it requests less
+LIMITED_LOOKS = (
+    30  # times `Grace.limited` that a limit keeps out all jobs of an evaluation before it requests less
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,14 +105,14 @@ def _one_job(
     reasons = [m.reason for m in members if m.phase == "pending"]
     never = next((reason for reason in reasons if slurm_limits.never_starts(reason)), None)
     if never is not None:
-        error = f"it would never start: {slurm_limits.in_words(never)}"
+        error = f"it would never start: {slurm_limits.limit_in_words(never)}"
         reason = "refused-on-node" if slurm_limits.of_a_node(never) else "refused"
         return [*events, JobNotSubmitted(at=now, job=name, error=error, reason=reason)]
     for index, phase in info.members.items():
         if phase == "ended":
             continue
-        leaves_none = info.released_at is not None and info.job.purpose in RELEASED
-        at_once = leaves_none or jobs.accounted(state, info, index)
+        leaves_none = info.released_at is not None and info.job.purpose in RELEASED_PURPOSES
+        at_once = leaves_none or jobs.has_all_outcomes(state, info, index)
         own = replace(grace, outcome=0.0) if at_once else grace
         events += _one_member(name, index, phase, by_index.get(index), seen=seen, grace=own, now=now)
     return events
@@ -227,13 +229,13 @@ def limit_events(
     `limited`: `job_limits.kept_out`. `others`: other evaluations of this daemon run jobs that will end. The evaluation waits
     for those, and only gives up nodes beyond its first.
     """
-    why, runs = job_limits.waits_for(state, limited), job_limits.running(state)
+    why, runs = job_limits.waits_for(state, limited), job_limits.running_purposes(state)
     waits_in_vain = len(state.held_nodes) > 1 if others else True
-    if not why or job_limits.works(state) or not waits_in_vain:
+    if not why or job_limits.has_working_job(state) or not waits_in_vain:
         seen.limited_since = None
         return []
     seen.limited_since = seen.limited_since or now
-    if now - seen.limited_since < (grace.limited if runs else ALONE * grace.limited):
+    if now - seen.limited_since < (grace.limited if runs else LIMITED_LOOKS * grace.limited):
         return []
     seen.limited_since = None
     return [LimitReached(at=now, why=why, others=others)]
@@ -333,7 +335,7 @@ def metric_events(
     died: list[AnyEvent] = []
     again = []
     for metric in (state.scoring.metrics[name] for name in twice):
-        tries = seen.forgotten.get(metric.name, FORGOTTEN)
+        tries = seen.forgotten.get(metric.name, FORGOTTEN_JOB_TRIES)
         if now <= max(tries.due_at, metric.enqueued_at + tries.first):
             continue
         tries = seen.forgotten[metric.name] = tries.failed(now)
@@ -382,7 +384,7 @@ class Pace:
         return log(self.took / self.predicted)
 
 
-def stragglers(paces: Mapping[str, Pace], sigma: float) -> dict[str, float]:
+def find_stragglers(paces: Mapping[str, Pace], sigma: float) -> dict[str, float]:
     """Return straggler -> slowdown: trials three sigma slower than the prior while the others are not.
 
     `sigma`: the prior's, of log seconds. A deviation common to all trials is the prior's error, so a trial is compared with

@@ -16,15 +16,15 @@ from functools import partial
 from pathlib import Path
 
 from coordinator.base import clock
-from coordinator.cluster import Cluster, ClusterError, JobState, LimitError, RefusedError
-from coordinator.evaluation import builds
-from coordinator.evaluation.actions import (
+from coordinator.decide.evaluation import builds
+from coordinator.decide.evaluation.actions import (
     Action,
     EnqueueMetric,
     FillQueue,
     FindRequestSets,
     FindResponses,
     InspectConverted,
+    JudgeScreen,
     MakePlan,
     PublishSets,
     QueueShards,
@@ -36,39 +36,44 @@ from coordinator.evaluation.actions import (
     WithdrawShards,
     WriteResults,
 )
-from coordinator.evaluation.events import (
+from coordinator.decide.evaluation.events import (
     AnyEvent,
     CheckpointConverted,
     Closed,
+    EntryFailed,
     JobNotSubmitted,
     JobSubmitted,
     RequestSetsFound,
     ResultsWritten,
 )
-from coordinator.evaluation.job_specs import (
+from coordinator.decide.evaluation.job_specs import (
     Site,
-    environment,
+    environment_of_job,
     metric_spec,
     secrets_for,
     specs_of,
     workers_stop_file,
 )
-from coordinator.evaluation.records import EvaluationRecord, cut_of, cut_on_disk
-from coordinator.evaluation.state import MetricState, State
+from coordinator.decide.evaluation.records import EvaluationRecord, cut_of, cut_on_disk
+from coordinator.decide.evaluation.state import MetricState, State
+from coordinator.decide.planning.make_plan import hardware_of, make_plan
+from coordinator.errors import OperatorError
 from coordinator.intake import request_sets
-from coordinator.intake.checkpoint import CheckpointError, inspect
+from coordinator.intake.checkpoint import CheckpointError, inspect_checkpoint
 from coordinator.intake.source_keys import Present
-from coordinator.planning.make_plan import hardware_of, make_plan
-from coordinator.runtime import gpu_names, reuse
+from coordinator.runtime import gpu_names, reuse, screens
 from coordinator.runtime.cluster_calls import Call, ClusterCalls
 from coordinator.runtime.finalize import write_results
-from coordinator.services.metric_queue import MetricQueue
+from coordinator.site.cluster import Cluster, ClusterError, JobState, LimitError, RefusedError
+from coordinator.site.services.metric_queue import MetricQueue
 from evaljobs.contract.paths import request_set_manifest
+from evaljobs.contract.specs import BuildSpec
 from evaljobs.contract.storage import write_atomic
+from evaljobs.errors import OperatorError as DamagedError
 from evaljobs.queue.redis_client import Link, QueueUnavailable
 from evaljobs.queue.work_queue import QueuedShard, QueueSnapshot, WorkQueue
-from priors.estimate import Learnt
-from priors.table import read as read_observations
+from priors.estimate import PriorHistory
+from priors.table import read_observations
 
 log = logging.getLogger(__name__)
 
@@ -111,18 +116,20 @@ class Performer:
         self._queues.pop(evaluation_id, None)
         self._submissions.pop(evaluation_id, None)
 
-    def perform(self, state: State, action: Action) -> list[AnyEvent]:  # noqa: C901 (a case an action)
+    def perform(self, state: State, action: Action) -> list[AnyEvent]:  # noqa: C901, PLR0911 (a case an action)
         """Perform an action and return the resulting events. The runner collects SubmitJob and CancelJob itself."""
         paths = self.site.of(state)
         match action:
             case FindRequestSets():
                 return [self._find_request_sets(action.record)]
             case FindResponses():
-                return [reuse.find(state, action, self.site.paths, Present(self.site), clock.now())]
+                return [reuse.find_responses(state, action, self.site.paths, Present(self.site), clock.now())]
             case InspectConverted():
                 return [_inspect_converted(state, action.path)]
             case MakePlan():
                 return self._make_plan(state, action)
+            case JudgeScreen():
+                return [self._judge_screen(state, action)]
             case PublishSets():
                 text = json.dumps({"batch_size": action.batch_size, "request_sets": dict(action.sets)})
                 write_atomic(paths.request_sets, text.encode())
@@ -161,8 +168,8 @@ class Performer:
             )
             folder = self.site.paths.request_sets / name
             folders[index] = str(folder)
-            cut = cut_of(record.suite, index, batch_size, record.suite.token_budget)
-            there = request_sets.found(folder, cut_on_disk(cut, batch_size), present)
+            cut = cut_of(record.suite, index, batch_size, record.suite.token_budget, record.order)
+            there = request_sets.find_request_sets(folder, cut_on_disk(cut, batch_size), present)
             if there is not None:
                 sets[index] = there
         return RequestSetsFound(at=clock.now(), sets=sets, folders=folders, batch_size=batch_size)
@@ -185,13 +192,20 @@ class Performer:
         hardware = hardware_of(state.nodes.by_name.values())
         try:
             read = request_sets.read_wanted(action)
-            history = Learnt(read_observations(self.observations))
+            history = PriorHistory(read_observations(self.observations))
         except request_sets.RequestSetError as error:
             return self.lost_sets(state) or [Closed(at=clock.now(), reason=str(error))]
         except ValueError as error:
             why = f"{error}; move {self.observations} away to plan without it"
             return [Closed(at=clock.now(), reason=why)]
         return [make_plan(state.record, action, read, history, hardware=hardware, now=clock.now())]
+
+    def _judge_screen(self, state: State, action: JudgeScreen) -> AnyEvent:
+        try:
+            return screens.judge_screen(state.record, action, self.site.paths, clock.now())
+        except (OperatorError, DamagedError, OSError) as error:
+            why = f"it cannot be held against its reference: {error}"
+            return EntryFailed(at=clock.now(), entry=action.entry, error=why)
 
     # --- jobs ------------------------------------------------------------------------------------------------------
 
@@ -226,11 +240,19 @@ class Performer:
             return []  # an earlier submission had succeeded, and was found while this one waited
         if info.released_at is not None:
             return [JobNotSubmitted(at=clock.now(), job=name, error="nothing needs it any more")]
-        for spec_name, spec in specs_of(state, self.site, info).items():
+        for spec_name, made in specs_of(state, self.site, info).items():
+            spec = made
+            if isinstance(spec, BuildSpec) and spec.cut and state.record.screening is not None:
+                task = state.record.suite.tasks[spec.entry]
+                try:
+                    blocks = screens.blocks_of(state.record, self.site.paths, task)
+                except (OperatorError, DamagedError, OSError) as error:
+                    return [JobNotSubmitted(at=clock.now(), job=name, error=str(error), reason="refused")]
+                spec = spec.model_copy(update={"blocks": blocks})
             write_atomic(paths.spec(spec_name), spec.model_dump_json(indent=1).encode())
         if action.job.purpose == "metric":
             Path(workers_stop_file(paths)).unlink(missing_ok=True)
-        env = environment(self.site, action.job.purpose)
+        env = environment_of_job(self.site, action.job.purpose)
         job = replace(action.job, env=env, secrets=secrets_for(state.record, action.job.purpose))
         mine[name] = self.calls.begin("a submission", partial(self.cluster.submit, job))
         return []
@@ -304,7 +326,7 @@ class Performer:
 
     def _write_results(self, state: State, failed: Mapping[int, str]) -> None:
         with suppress(OSError):  # only predictions need them
-            gpu_names.keep(self.site.paths.gpu_names, state)
+            gpu_names.record_gpu_names(self.site.paths.gpu_names, state)
         write_results(state, self.site.of(state), failed, self.observations)
         with suppress(OSError):  # a copy of the checkpoint then does not find these answers
             reuse.keep_samples(state, self.site.paths)
@@ -313,7 +335,7 @@ class Performer:
 def _inspect_converted(state: State, path: str) -> AnyEvent:
     announced = state.conversion.announced or state.record.checkpoint
     try:
-        found = inspect(path)
+        found = inspect_checkpoint(path)
     except CheckpointError as error:
         return CheckpointConverted(at=clock.now(), error=str(error))
     checkpoint = found.model_copy(update={"converted_from": announced.source, "step": announced.step})

@@ -18,33 +18,33 @@ from typing import Any
 
 from pydantic import Field
 
-from coordinator.base.isolate import isolated, traceback_of
-from coordinator.base.strict_json import finite
+from coordinator.base.isolate import isolate_errors, traceback_of
+from coordinator.base.strict_json import replace_non_finite
 from coordinator.base.words import first_of
-from coordinator.evaluation.events import AnyEvent
-from coordinator.evaluation.records import cut_on_disk
-from coordinator.evaluation.state import State
+from coordinator.decide.evaluation.events import AnyEvent
+from coordinator.decide.evaluation.records import cut_on_disk
+from coordinator.decide.evaluation.state import State
+from coordinator.decide.planning.make_plan import BYTES_PER_PARAMETER, hardware_of
 from coordinator.intake import request_sets
-from coordinator.planning.make_plan import BYTES_PER_PARAMETER, hardware_of
-from coordinator.report.judge_cost import judge_use
-from coordinator.report.load_series import made_of
-from coordinator.report.measurements import Report, ShardSpan, make_report, without_measurements
-from coordinator.report.scores import Evaluation
+from coordinator.results.report.judge_cost import judge_use
+from coordinator.results.report.load_series import make_evaluation
+from coordinator.results.report.measurements import Report, ShardSpan, make_report, without_measurements
+from coordinator.results.report.scores import Evaluation
 from coordinator.runtime.chance import at_chance, fell_to_chance
 from coordinator.runtime.journal import read_events
 from coordinator.runtime.reuse import REUSED
+from coordinator.runtime.screens import screens_of
 from coordinator.runtime.summary import halt_of, is_alive, last_sign, read_json, read_summary
+from evaljobs.contract.archived_files import read_bytes
 from evaljobs.contract.columns import DENSE
-from evaljobs.contract.folded import read_bytes
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.paths import EvaluationPaths, batch_index_file, entry_manifest, request_set_manifest
 from evaljobs.contract.specs import BatchIndex, RequestSetManifest
 from evaljobs.contract.storage import FrameError, make_folder, read_frames, read_record, write_atomic
-from evaljobs.judges.judgement import judgements
+from evaljobs.judges.judgement import read_judgements
 from evaljobs.lmeval.results import add_suite_groups, merge_results, merged_names
-from evaljobs.lmeval.shown_inputs import CHANGING, FAILED, merged, rows_of_set
-from priors.table import Observation
-from priors.table import append as append_observations
+from evaljobs.lmeval.shown_inputs import CHANGING_DIGEST, FAILED_BUILD_FILE, merge_rows, rows_of_set
+from priors.table import Observation, append_observations
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ def report_of(state: State, paths: EvaluationPaths, events: Iterable[AnyEvent] |
         return made
     entries = state.record.suite.tasks
     task_of = {m.name: m.task or entries[m.entry].name for m in state.scoring.metrics.values()}
-    use = judge_use(state.record.judge, judgements(paths.judgements), task_of, state.evaluation_id)
+    use = judge_use(state.record.judge, read_judgements(paths.judgements), task_of, state.evaluation_id)
     return made.model_copy(update={"judge": use})
 
 
@@ -129,7 +129,7 @@ def scores_in(state: State) -> tuple[dict[int, Any], dict[str, str]]:
     return scores, unread
 
 
-def learnt(state: State, report: Report) -> list[Observation]:
+def learnt_observations(state: State, report: Report) -> list[Observation]:
     """Return observations of each leaf task that ran completely: GPU and metric seconds against its tokens."""
     seconds: dict[str, float] = defaultdict(float)
     for span in report.shards:
@@ -141,7 +141,7 @@ def learnt(state: State, report: Report) -> list[Observation]:
         if leaf.todo or name not in seconds:
             continue
         cut = cut_on_disk(leaf.planned.cut, state.batch_size)
-        manifest, index = request_sets.read({name: leaf.planned.folder}, {name: cut})[name]
+        manifest, index = request_sets.read_request_sets({name: leaf.planned.folder}, {name: cut})[name]
         metric, together = metrics[name]
         rows.append(
             Observation(
@@ -151,7 +151,7 @@ def learnt(state: State, report: Report) -> list[Observation]:
                 hardware=hardware_of(state.nodes.by_name.values()),
                 engine=state.record.model.engine,
                 batch_size=index.batch_size,
-                mode=state.record.suite.mode or "exact",
+                mode=state.record.suite.computes,
                 prefill_tokens=sum(index.prefill_tokens),
                 generated_tokens=sum(index.generated_tokens),
                 documents=manifest.documents,
@@ -181,9 +181,9 @@ def _metric_seconds(state: State, report: Report) -> dict[str, tuple[float, int]
     return found
 
 
-def try_report(state: State, paths: EvaluationPaths) -> Report | None:
+def make_report_or_none(state: State, paths: EvaluationPaths) -> Report | None:
     """Write and return the report; None, with a warning, if it cannot be made. Raise OSError if the disk refuses it."""
-    with isolated(partial(_no_report, state, paths)):
+    with isolate_errors(partial(_no_report, state, paths)):
         report = report_of(state, paths)
         write_atomic(paths.report, report.model_dump_json(indent=1).encode())
         return report
@@ -197,11 +197,11 @@ def _no_report(state: State, paths: EvaluationPaths, error: Exception) -> None:
     _warn(state, f"there is no new report: {type(error).__name__}: {error}", error)
 
 
-def teach(state: State, report: Report, observations: Path) -> None:
+def add_to_priors(state: State, report: Report, observations: Path) -> None:
     """Add observations to the priors; an error is only a warning."""
-    with isolated(lambda error: _warn(state, f"the priors learn nothing of it: {error}", error)):
+    with isolate_errors(lambda error: _warn(state, f"the priors learn nothing of it: {error}", error)):
         make_folder(observations.parent)
-        append_observations(observations, learnt(state, report))
+        append_observations(observations, learnt_observations(state, report))
 
 
 def _warn(state: State, what: str, error: Exception) -> None:
@@ -230,7 +230,7 @@ def _signals(scores: Sequence[Any]) -> dict[str, dict[str, float]]:
     }
 
 
-def shown_of(state: State, scores: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
+def shown_inputs_of(state: State, scores: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
     """Return what the builds and the scoring of this evaluation used: "build" and "score" -> rows of `shown_inputs`.
 
     A failed task whose request sets were dropped as wrong gets a row that nothing equals; one whose build failed gets what
@@ -244,11 +244,11 @@ def shown_of(state: State, scores: Iterable[Mapping[str, Any]]) -> dict[str, dic
             built[folder, manifest.shown] = rows_of_set(folder, manifest.shown) or {}
     for entry in state.entries:
         if entry.status == "failed" and entry.sets and not entry_manifest(entry.folder).exists():
-            dropped[str(entry_manifest(entry.folder))] = CHANGING
+            dropped[str(entry_manifest(entry.folder))] = CHANGING_DIGEST
         if entry.status == "failed" and not entry.sets:
-            built[Path(entry.folder), FAILED] = rows_of_set(entry.folder, FAILED) or {}
+            built[Path(entry.folder), FAILED_BUILD_FILE] = rows_of_set(entry.folder, FAILED_BUILD_FILE) or {}
     scored = [score.get("shown") or {} for score in scores]
-    return {"build": merged([*built.values(), dropped]), "score": merged(scored)}
+    return {"build": merge_rows([*built.values(), dropped]), "score": merge_rows(scored)}
 
 
 def write_results(
@@ -261,13 +261,14 @@ def write_results(
     fell = fell_to_chance(state.record, paths) if by_chance else ""
     if fell:
         state.warnings.append(fell)
-    report = try_report(state, paths)
+    report = make_report_or_none(state, paths)
     if report is not None:
-        teach(state, report, observations)
+        add_to_priors(state, report, observations)
     before: dict[str, Any] = {}  # a retry finds no request sets of pruned tasks
     with suppress(OSError, ValueError):
         before = json.loads(paths.results.read_bytes())["evalspan"]["keys"]
     made = report or without_measurements(state, "")
+    screened = [e.screened for e in state.entries if e.status == "scored" and e.screened is not None]
     results["evalspan"] = {
         "evaluation_id": state.evaluation_id,
         "checkpoint": state.record.checkpoint.announced,
@@ -284,14 +285,15 @@ def write_results(
         "paused_seconds": None if report is None else report.paused_seconds,
         "failed_entries": sorted(failed),
         "keys": before | keys_of(state, scores),
-        "shown": shown_of(state, scores.values()),
+        "shown": shown_inputs_of(state, scores.values()),
         "responses_from": dict(state.plan.reused),
         "parent": state.record.rescores or None,
+        **({"screen": screens_of(state.record, screened)} if state.record.screening is not None else {}),
         "signals": signals,
         "at_chance": by_chance,
         "fell_to_chance": fell,
     }
-    write_atomic(paths.results, json.dumps(finite(results), indent=2, default=str).encode())
+    write_atomic(paths.results, json.dumps(replace_non_finite(results), indent=2, default=str).encode())
 
 
 # --- as a value, for `coordinator.api` ----------------------------------------------------------------------
@@ -346,7 +348,7 @@ def results_of(state: State, paths: EvaluationPaths, events: Sequence[AnyEvent] 
         return found
     why: list[Exception] = []
     report = None
-    with isolated(why.append):
+    with isolate_errors(why.append):
         report = report_of(state, paths, events)
     if report is None:
         report = without_measurements(state, f"{type(why[0]).__name__}: {why[0]}")
@@ -371,7 +373,7 @@ def results_in_files(paths: EvaluationPaths) -> Results | None:
 
 
 def _results(report: Report, raw: dict[str, Any], paths: EvaluationPaths) -> Results:
-    known = dict(made_of(report.head, raw, report))
+    known = dict(make_evaluation(report.head, raw, report))
     known["scores"] = tuple(score for score in known["scores"] if score.filter != DENSE)
     return Results(**known, folder=paths.root, report=report, raw=raw)
 

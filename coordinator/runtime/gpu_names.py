@@ -12,20 +12,20 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from coordinator.cluster import NodeState
-from coordinator.evaluation.state import State
-from evaljobs.contract.specs import Kept
+from coordinator.decide.evaluation.state import State
+from coordinator.site.cluster import NodeState
+from evaljobs.contract.specs import StateRecord
 from evaljobs.contract.storage import read_record, write_record
 
 
-class GpuNames(Kept):
+class GpuNames(StateRecord):
     """`gpu_names.json`: node -> name of its GPUs, e.g. "NVIDIA A100-SXM4-80GB"."""
 
     schema_version: int = 1
     names: Mapping[str, str]
 
 
-def read(path: Path) -> Mapping[str, str]:
+def read_gpu_names(path: Path) -> Mapping[str, str]:
     """Read node -> GPU name; empty if the file is missing or of another version. Raise OSError if storage fails."""
     try:
         return read_record(path, GpuNames).names
@@ -33,9 +33,9 @@ def read(path: Path) -> Mapping[str, str]:
         return {}
 
 
-def keep(path: Path, state: State) -> None:
+def record_gpu_names(path: Path, state: State) -> None:
     """Add the names reported by an evaluation's jobs. Raise OSError if the disk refuses."""
-    known = read(path)
+    known = read_gpu_names(path)
     found = {n.name: n.gpu_name for n in state.nodes.by_name.values() if n.gpu_name}
     if not found.items() <= known.items():
         write_record(path, GpuNames(names={**known, **found}))

@@ -23,11 +23,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from coordinator.decide.evaluation import step as machine
+from coordinator.decide.evaluation.events import EVENT, Accepted, AnyEvent
+from coordinator.decide.evaluation.records import JOURNAL_FORMAT, job_prefix
+from coordinator.decide.evaluation.state import IllegalEventError, State
 from coordinator.errors import OperatorError
-from coordinator.evaluation import step as machine
-from coordinator.evaluation.events import EVENT, Accepted, AnyEvent
-from coordinator.evaluation.records import JOURNAL_FORMAT, job_prefix
-from coordinator.evaluation.state import IllegalEventError, State
 from coordinator.runtime.upcasts import UPCASTS
 from coordinator.runtime.work_lock import take_lock
 from evaljobs.contract.storage import make_file, write_atomic
@@ -52,7 +52,7 @@ class CopiedJournalError(JournalError):
 
 
 class Journal:
-    """Events of one evaluation in `journal.jsonl`, one JSON object per line. While open it holds the lock of `alone`."""
+    """Events of one evaluation in `journal.jsonl`, one JSON object per line. While open it holds the lock of `exclude_coordinators`."""
 
     def __init__(self, path: Path, fence: Callable[[], None] = lambda: None) -> None:
         """Take a `fence` that raises once another coordinator has taken over (`WorkLock.check`)."""
@@ -148,7 +148,7 @@ def _opened(path: Path) -> int:
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
+def exclude_coordinators(path: Path) -> Iterator[None]:
     """Lock an ended evaluation with the journal `path`, so that no coordinator resumes it while its files are changed.
 
     Raise BlockingIOError if a coordinator has it or another process works on its files; OSError.
@@ -242,13 +242,13 @@ def check_format(path: Path) -> None:
     )
 
 
-def replayed(events: Iterable[AnyEvent]) -> State | None:
+def replayed_state(events: Iterable[AnyEvent]) -> State | None:
     """Return the state that a journal's events lead to; None if the first is not `Accepted`."""
     left = iter(events)
     first = next(left, None)
     if not isinstance(first, Accepted):
         return None
-    state, _ = machine.start(first)
+    state, _ = machine.start_evaluation(first)
     replay_on(state, left)
     return state
 
@@ -258,7 +258,7 @@ def replay_on(state: State, events: Iterable[AnyEvent]) -> None:
     with _collector_paused():
         for event in events:
             try:
-                machine.apply(state, event)
+                machine.apply_event(state, event)
             except IllegalEventError as error:
                 log.warning("%s: skipped an illegal %s: %s", state.evaluation_id, event.kind, error)
 

@@ -15,25 +15,25 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import NoReturn, Protocol
 
-from coordinator.allocation import demand
-from coordinator.allocation.allocate import Limits
 from coordinator.base import clock
 from coordinator.base.clock import Throttle
-from coordinator.base.disk_space import shortage
-from coordinator.base.isolate import isolated, warn_once
+from coordinator.base.disk_space import disk_shortage
+from coordinator.base.isolate import isolate_errors, warn_once
 from coordinator.base.words import one_line
-from coordinator.cluster import Cluster, ClusterError, JobState
-from coordinator.cluster.local import LocalCluster
-from coordinator.cluster.node_choice import none_usable
+from coordinator.decide.allocation import demand
+from coordinator.decide.allocation.allocate import Limits
+from coordinator.decide.evaluation.records import EvaluationRecord
+from coordinator.decide.evaluation.state import State
 from coordinator.errors import OperatorError, RetryError, TakenOverError
-from coordinator.evaluation.records import EvaluationRecord
-from coordinator.evaluation.state import State
-from coordinator.intake.inbox import Inbox, InboxFile, Notice, done, refuse
+from coordinator.intake.inbox import Inbox, InboxFile, Notice, refuse_notice, remove_notice
 from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.node_offers import NodeOffers, Pace
 from coordinator.runtime.registry import Evaluations
 from coordinator.runtime.work_lock import InUseError
+from coordinator.site.cluster import Cluster, ClusterError, JobState
+from coordinator.site.cluster.local import LocalCluster
+from coordinator.site.cluster.node_choice import none_usable
 from evaljobs.contract.storage import make_file, make_folder
 
 JOBS, NODES = "the listing of jobs", "the listing of nodes"
@@ -100,7 +100,7 @@ class Coordinator:
             try:
                 self.keeper.ensure()
             except (RetryError, OSError) as error:  # the loop tries again
-                if not shortage(error):  # later writes meet a full disk as well, and report it
+                if not disk_shortage(error):  # later writes meet a full disk as well, and report it
                     self._redis_away(error)
             yield
         finally:
@@ -166,7 +166,7 @@ class Coordinator:
             self.evaluations.show_trouble(f"the lease: {error}", error)
 
     def _keep_redis(self) -> None:
-        with isolated(self._redis_away):
+        with isolate_errors(self._redis_away):
             self.keeper.ensure()
 
     def _redis_away(self, error: Exception) -> None:
@@ -197,7 +197,7 @@ class Coordinator:
             self.evaluations.show_trouble(f"no news of jobs: {error}", error)
             return None
         self.evaluations.trouble = ""
-        if (why := none_usable(self.offers.nodes)) and demand.demands(self.evaluations.states()):
+        if (why := none_usable(self.offers.nodes)) and demand.gpu_demands(self.evaluations.states()):
             self.evaluations.show_trouble(why, ClusterError(why), "; it waits")
         self._name_unknown(listing)
         self.performer.cancel_again(listing)
@@ -234,7 +234,7 @@ class Coordinator:
             theirs = only is not None and (file.wrong or notice.evaluation_id not in ("", only))
             if notice.command == "evaluate" or theirs:
                 continue
-            with isolated(partial(_passed_over, file)):
+            with isolate_errors(partial(_passed_over, file)):
                 if file.wrong:
                     raise OperatorError(file.wrong)
                 try:
@@ -244,7 +244,7 @@ class Coordinator:
                     if not (isinstance(error, OSError) and error.errno == errno.EAGAIN):
                         _warn(f"the command in {file.path} cannot be obeyed yet: {error}")
                     continue
-                done(file)
+                remove_notice(file)
 
     def _obey(self, notice: Notice) -> None:
         name = notice.evaluation_id
@@ -339,8 +339,8 @@ def _passed_over(file: InboxFile, error: Exception) -> None:
     if not isinstance(error, (KeyError, OperatorError)):
         log.warning("%s", file.path, exc_info=error)
     _warn(f"the command in {file.path} is skipped: {why}")
-    with isolated(lambda full: _warn(f"{file.path} cannot be moved: {full}")):
-        refuse(file, why, clock.now())
+    with isolate_errors(lambda full: _warn(f"{file.path} cannot be moved: {full}")):
+        refuse_notice(file, why, clock.now())
 
 
 def _warn(text: str) -> None:

@@ -1,6 +1,6 @@
 """Offers, withdrawals and prefetches of nodes for each evaluation. Called between two turns by `loop`.
 
-Rule: `coordinator.allocation` decides; this asks the cluster for its nodes and passes the decisions on as events.
+Rule: `coordinator.decide.allocation` decides; this asks the cluster for its nodes and passes the decisions on as events.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from coordinator.allocation import cordons, demand, job_limits
-from coordinator.allocation.allocate import Demand, Limits, choose_prefetches
 from coordinator.base import clock
 from coordinator.base.clock import Throttle
-from coordinator.cluster import Cluster, ClusterError, JobState, NodeState
-from coordinator.evaluation.events import MemoryOffered, NodesOffered, NodeWithdrawn, Offer
-from coordinator.evaluation.state import FEWER_SECONDS, State
+from coordinator.decide.allocation import cordons, demand, job_limits
+from coordinator.decide.allocation.allocate import Demand, Limits, choose_prefetches
+from coordinator.decide.evaluation.events import MemoryOffered, NodesOffered, NodeWithdrawn, Offer
+from coordinator.decide.evaluation.state import FEWER_SECONDS, State
 from coordinator.runtime import gpu_names
 from coordinator.runtime.detect import limit_events
 from coordinator.runtime.registry import Evaluations
 from coordinator.runtime.runner import Running
+from coordinator.site.cluster import Cluster, ClusterError, JobState, NodeState
 
-NODES = "the listing of nodes"
+NODES_LISTING = "the listing of nodes"
 """Description of the question to the cluster, for users."""
 NOT_CHECKED = 1 << 10
 """Failures that an unchecked node counts as: checked ones are offered first."""
@@ -71,7 +71,7 @@ class NodeOffers:
         OSError if the disk refuses `nodes.json`; nothing is withdrawn then.
         """
         now = clock.now()
-        cordons.cordon(self._paths.nodes, nodes, until, now)
+        cordons.cordon_nodes(self._paths.nodes, nodes, until, now)
         self._give_back(now)
 
     def make_way(self, listing: Iterable[JobState], now: float) -> None:
@@ -79,8 +79,10 @@ class NodeOffers:
         self._kept_out = job_limits.kept_out(listing)
         states = self._evaluations.states()
         first = job_limits.first_kept_out(states, self._kept_out)
-        self._withdraw(job_limits.given_up(states, first), now)
-        working = {state.evaluation_id for state in self._evaluations.states() if job_limits.works(state)}
+        self._withdraw(job_limits.given_up_nodes(states, first), now)
+        working = {
+            state.evaluation_id for state in self._evaluations.states() if job_limits.has_working_job(state)
+        }
         for evaluation_id in list(self._evaluations.running):
             others = bool(working - {evaluation_id})
             self._evaluations.guarded(evaluation_id, partial(self._reached, others=others, now=now))
@@ -107,7 +109,7 @@ class NodeOffers:
         self._withdraw(
             (
                 (use.evaluation_id, use.node, "it is cordoned")
-                for use in demand.uses(open_ones)
+                for use in demand.node_uses(open_ones)
                 if use.node in cordoned
             ),
             now,
@@ -116,15 +118,15 @@ class NodeOffers:
     def look(self, now: float) -> None:
         states = self._evaluations.states()
         in_use = any(state.nodes.by_name for state in states)
-        demands = demand.demands(states)
+        demands = demand.gpu_demands(states)
         # nodes that one evaluation gives back are offered at once, not at the next look
         in_use_before, self._in_use = self._in_use, demand.gpus_in_use(states)
         freed = self._in_use < in_use_before
         every = (0.0 if freed else self.pace.nodes) if demands else 6 * self.pace.nodes
         wanted = (demands or in_use) and self._throttle.due("nodes", every, now)
         call = (
-            self._evaluations.performer.calls.ask(NODES, self._cluster.nodes)
-            if wanted or self._evaluations.performer.calls.asking(NODES)
+            self._evaluations.performer.calls.ask(NODES_LISTING, self._cluster.nodes)
+            if wanted or self._evaluations.performer.calls.asking(NODES_LISTING)
             else None
         )
         if call is None:
@@ -137,7 +139,7 @@ class NodeOffers:
         self._give_back(now)
         self._withdraw(self._unusable(now), now)
         states = self._evaluations.states()  # without evaluations parked just now
-        self._at_fault |= demand.at_fault(states)
+        self._at_fault |= demand.nodes_at_fault(states)
         without = self._cordoned(now) | {node for node, until in self._at_fault.items() if until > now}
         without |= demand.started_since(states, call.asked_at)
         free = [replace(n, usable=n.usable and n.name not in without) for n in self.nodes]
@@ -146,7 +148,7 @@ class NodeOffers:
         failures, unchecked = dict(self._failures(states, now)), self._unchecked(states, now)
         for node in unchecked:
             failures[node] = NOT_CHECKED + failures.get(node, 0)
-        offers = demand.offers(states, free, may, self._fewer(now), failures)
+        offers = demand.make_offers(states, free, may, self._fewer(now), failures)
         self.to_check = frozenset(o.node for nodes in offers.values() for o in nodes if o.node in unchecked)
         certain = {i: tuple(o for o in nodes if o.node not in unchecked) for i, nodes in offers.items()}
         self._offers = deque((evaluation_id, nodes) for evaluation_id, nodes in certain.items() if nodes)
@@ -169,20 +171,20 @@ class NodeOffers:
     def _unusable(self, now: float) -> Iterator[tuple[str, str, str]]:
         """Yield (evaluation id, node, why) of nodes to withdraw from an evaluation."""
         unusable = {n.name: n.excluded for n in self.nodes if not n.usable}
-        for use in demand.uses(self._evaluations.states()):
+        for use in demand.node_uses(self._evaluations.states()):
             if use.status != "back-off" and use.node in unusable:
                 setting = unusable[use.node]
                 why = f"{setting} excludes it" if setting else "the cluster says it is down or drained"
                 yield use.evaluation_id, use.node, why
         cordoned = self._cordoned(now)
         may = [n for n in self.nodes if n.name not in cordoned]
-        for evaluation_id, node in demand.taken(self._evaluations.states(), may, now):
+        for evaluation_id, node in demand.nodes_taken_by_others(self._evaluations.states(), may, now):
             yield (
                 evaluation_id,
                 node,
                 "its jobs wait for what other users have there, and another node is free",
             )
-        for evaluation_id, node in demand.in_the_way(self._evaluations.states(), self.nodes, now):
+        for evaluation_id, node in demand.nodes_in_the_way(self._evaluations.states(), self.nodes, now):
             yield evaluation_id, node, "the evaluation that has its GPUs needs its memory"
 
     def _withdraw(self, lost: Iterable[tuple[str, str, str]], now: float) -> None:
@@ -191,8 +193,8 @@ class NodeOffers:
 
     def _stage_ahead(self, demands: Sequence[Demand], now: float) -> None:
         """Prefetch the next checkpoint's weights to nodes whose GPUs are busy."""
-        candidates = demand.waiting(self._evaluations.states(), demands)
-        held = demand.held(self._evaluations.states())
+        candidates = demand.prefetch_candidates(self._evaluations.states(), demands)
+        held = demand.held_checkpoints(self._evaluations.states())
         share = self._evaluations.performer.site.stage.prefetch
         certain = [n for n in self.nodes if not n.best_effort]  # a prefetch must not be preempted
         for evaluation_id, names in choose_prefetches(
@@ -202,7 +204,7 @@ class NodeOffers:
 
     def _cordoned(self, now: float) -> set[str]:
         try:
-            return set(cordons.read(self._paths.nodes, now))
+            return set(cordons.read_cordons(self._paths.nodes, now))
         except OSError:  # storage is unavailable: nothing can be journalled, so nothing is taken
             return set()
 
@@ -210,8 +212,8 @@ class NodeOffers:
         """Return node -> its recent failures in all evaluations, including current ones."""
         place = self._paths.nodes
         try:
-            cordons.remember(place, demand.failed(states), now)
-            return {node: len(own) for node, own in cordons.failures(place, now).items()}
+            cordons.record_node_failures(place, demand.failed_nodes(states), now)
+            return {node: len(own) for node, own in cordons.read_node_failures(place, now).items()}
         except OSError:  # as above
             return {}
 
@@ -220,13 +222,13 @@ class NodeOffers:
         if not self.checks_nodes:
             return set()
         try:
-            known = cordons.checked(self._paths.nodes, now)
+            known = cordons.checked_nodes(self._paths.nodes, now)
         except OSError:  # as above
             return set()
         return {n.name for n in self.nodes} - demand.nodes_in_use(states) - known
 
     def _gpu_names(self) -> Mapping[str, str]:
         try:
-            return gpu_names.read(self._paths.gpu_names)
+            return gpu_names.read_gpu_names(self._paths.gpu_names)
         except OSError:  # as above
             return {}

@@ -12,21 +12,22 @@ import hashlib
 import json
 from collections.abc import Mapping
 
-from coordinator.base.listing import beginning
-from coordinator.evaluation.job_specs import Site
-from coordinator.evaluation.records import EvaluationRecord, Inputs, evaluation_id
+from coordinator.base.listing import entries_with_prefix
+from coordinator.decide.evaluation.job_specs import Site
+from coordinator.decide.evaluation.records import EvaluationRecord, Inputs, evaluation_id
 from coordinator.intake import resubmit
 from coordinator.intake.source_keys import Present
-from coordinator.runtime.summary import ended, read_evaluation
+from coordinator.runtime.screens import with_reference
+from coordinator.runtime.summary import read_ended_summary, read_evaluation
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.lmeval.shown_inputs import in_words
+from evaljobs.lmeval.shown_inputs import rows_in_words
 
 Shown = Mapping[str, Mapping[str, str]]  # "build" and "score" -> rows
 
 
-def as_of_now(record: EvaluationRecord, site: Site) -> EvaluationRecord:
+def record_as_of_now(record: EvaluationRecord, site: Site) -> EvaluationRecord:
     """Return the record under the id that its inputs have now. Raise RetryError if the trials' interpreter does not answer."""
-    present = Present(site)
+    record, present = with_reference(record, site.paths), Present(site)
     seen: dict[str, set[str]] = {"build": set(), "score": set()}
     while True:
         shown = _shown_by(site.paths.evaluation(record.evaluation_id))
@@ -42,8 +43,9 @@ def as_of_now(record: EvaluationRecord, site: Site) -> EvaluationRecord:
         record = named
 
 
-def renewed(record: EvaluationRecord) -> EvaluationRecord:
+def without_reuse(record: EvaluationRecord, site: Site) -> EvaluationRecord:
     """Return the record of an evaluation that reuses nothing."""
+    record = with_reference(record, site.paths)
     return _named(record, record.inputs.model_copy(update={"fresh": f"{record.accepted_at:.3f}"}))
 
 
@@ -55,19 +57,21 @@ def _named(record: EvaluationRecord, inputs: Inputs) -> EvaluationRecord:
 def changed_since(record: EvaluationRecord, site: Site) -> str:
     """Return what has changed since the last evaluation of this checkpoint's folder on this suite; "" if nothing."""
     work, name = site.paths, record.evaluation_id.rpartition("-")[0]
-    records = (read_evaluation(EvaluationPaths(folder)) for folder in beginning(work.root, f"{name}-"))
+    records = (
+        read_evaluation(EvaluationPaths(folder)) for folder in entries_with_prefix(work.root, f"{name}-")
+    )
     place, suite = record.checkpoint.announced, record.suite.name
     alike = [r for r in records if r is not None and (r.checkpoint.announced, r.suite.name) == (place, suite)]
     if not alike:
         return ""
     before = max(alike, key=lambda r: r.accepted_at)
     shown = _shown_by(work.evaluation(before.evaluation_id)) or {}
-    return resubmit.remade(before, record, list(map(in_words, _changed(shown, Present(site)))))
+    return resubmit.remade_message(before, record, list(map(rows_in_words, _changed(shown, Present(site)))))
 
 
 def _shown_by(paths: EvaluationPaths) -> Shown | None:
     """Return what an ended evaluation used; None if it is open or missing."""
-    if ended(paths) is None:
+    if read_ended_summary(paths) is None:
         return None
     with contextlib.suppress(OSError, ValueError):
         found: Shown = json.loads(paths.results.read_bytes()).get("evalspan", {}).get("shown", {})

@@ -21,11 +21,9 @@ from functools import partial
 from pathlib import Path
 
 from coordinator.base import clock
-from coordinator.base.disk_space import shortage
-from coordinator.base.isolate import isolated, traceback_of
-from coordinator.cluster import ClusterError, JobState
-from coordinator.errors import EvalspanError
-from coordinator.evaluation.events import (
+from coordinator.base.disk_space import disk_shortage
+from coordinator.base.isolate import isolate_errors, traceback_of
+from coordinator.decide.evaluation.events import (
     AnyEvent,
     CancelAsked,
     PauseAsked,
@@ -33,8 +31,9 @@ from coordinator.evaluation.events import (
     ResumeAsked,
     RetryAsked,
 )
-from coordinator.evaluation.records import EvaluationRecord, job_prefix
-from coordinator.evaluation.state import State
+from coordinator.decide.evaluation.records import EvaluationRecord, job_prefix
+from coordinator.decide.evaluation.state import State
+from coordinator.errors import EvalspanError
 from coordinator.intake import places
 from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
@@ -48,20 +47,21 @@ from coordinator.runtime.runner import Running
 from coordinator.runtime.summary import (
     Parked,
     Summary,
-    ended,
-    of_record,
+    read_ended_summary,
     read_evaluation,
     read_summary,
+    summary_of_record,
     write_summary,
 )
 from coordinator.runtime.work_lock import WorkLock
+from coordinator.site.cluster import ClusterError, JobState
 from evaljobs.contract.paths import EvaluationPaths
 
 log = logging.getLogger(__name__)
 QUIET_SECONDS = 300.0  # a problem that recurs within this time is not logged again
 PARKED_SECONDS = 60.0  # pause of a parked evaluation before its journal is read again
 MOST_TRIES = 4  # defects of an evaluation after which it is given up
-LOOKS = 2  # consecutive job listings without any of its jobs, after which all its jobs have ended
+EMPTY_LISTINGS = 2  # consecutive job listings without any of its jobs, after which all its jobs have ended
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,12 +81,12 @@ class ParkedEvaluation:
     @property
     def ending(self) -> bool:
         """Whether it is not retried but may still have jobs."""
-        return self.until is None and self.clean < LOOKS
+        return self.until is None and self.clean < EMPTY_LISTINGS
 
     def write(self, cancelled: str = "") -> None:
         """Record this in its summary. `cancelled`: why a person ended it, or ""."""
         paths, now = EvaluationPaths(self.root), clock.now()
-        known = read_summary(paths) or of_record(paths, "")
+        known = read_summary(paths) or summary_of_record(paths, "")
         parked = Parked(at=now, error=self.error, until=self.until, cancelled=cancelled)
         write_summary(paths, known.model_copy(update={"parked": parked, "written_at": now}))
 
@@ -129,7 +129,7 @@ class Evaluations:
 
         A full disk is one problem, whatever hits it. `fault`: log the traceback of a bug.
         """
-        full = shortage(error, Path(self.performer.site.work_dir))
+        full = disk_shortage(error, Path(self.performer.site.work_dir))
         self.trouble = f"{full}: free some space, and evaluations continue" if full else what + then
         now, what = time.monotonic(), full.partition(" (")[0] or what
         self._seen_at = {k: at for k, at in self._seen_at.items() if now - at < QUIET_SECONDS}
@@ -150,7 +150,9 @@ class Evaluations:
             self.running[record.evaluation_id] = running
             running.write_summary()  # one that was given up no longer is
         # `record` is as requested now, perhaps with a copy of the checkpoint
-        places.keep(running.paths, running.state.record.checkpoint.announced, record.checkpoint.announced)
+        places.record_place(
+            running.paths, running.state.record.checkpoint.announced, record.checkpoint.announced
+        )
         return running
 
     def accept_or_wait(self, record: EvaluationRecord) -> Running | None:
@@ -174,7 +176,7 @@ class Evaluations:
         began = time.time()
         for journal in sorted(Path(self.performer.site.work_dir).glob("*/journal.jsonl")):
             paths = EvaluationPaths(journal.parent)
-            if (found := ended(paths)) is None:
+            if (found := read_ended_summary(paths)) is None:
                 self.resume(journal.parent)
                 continue
             if found.written_at >= began:  # derived from a journal of another format
@@ -187,7 +189,7 @@ class Evaluations:
     def resume(self, root: Path) -> None:
         """Resume from the journal of an earlier coordinator or of this one; an error parks the evaluation."""
         parked = self.parked.get(root.name)
-        with isolated(partial(self._park, root)):
+        with isolate_errors(partial(self._park, root)):
             if parked is not None and not Journal.begun(EvaluationPaths(root).journal):
                 raise FileNotFoundError(errno.ENOENT, "its journal is missing", str(root))
             try:
@@ -337,7 +339,7 @@ class Evaluations:
         """
         running = self.running.get(evaluation_id)
         if running is not None:
-            with isolated(partial(self._failed, running)):
+            with isolate_errors(partial(self._failed, running)):
                 what(running)
 
     def _failed(self, running: Running, error: Exception) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from coordinator.config.schema import Config
+from coordinator.decide.evaluation.events import AnyEvent
+from coordinator.decide.evaluation.state import State
 from coordinator.errors import OperatorError
-from coordinator.evaluation.events import AnyEvent
-from coordinator.evaluation.state import State
-from coordinator.runtime.journal import read_events, replayed
-from coordinator.runtime.summaries import find_folder
+from coordinator.runtime.journal import read_events, replayed_state
+from coordinator.runtime.known_evaluations import find_folder
+from coordinator.site.config.schema import Config
 from evaljobs.contract.paths import EvaluationPaths
 
 
@@ -15,12 +15,12 @@ def find_evaluation(config: Config, prefix: str) -> tuple[State, EvaluationPaths
     """Replay the evaluation whose id begins with `prefix` or ends with it as its digest."""
     paths = find_folder(config, prefix)
     events = list(read_events(paths.journal))
-    return replay(events), paths, events
+    return replay_events(events), paths, events
 
 
-def replay(events: list[AnyEvent]) -> State:
+def replay_events(events: list[AnyEvent]) -> State:
     """Return the state that a journal's events lead to."""
-    state = replayed(events)
+    state = replayed_state(events)
     if state is None:
         raise OperatorError("the journal is empty: the evaluation was never accepted; submit it again")
     return state

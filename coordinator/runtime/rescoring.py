@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Mapping
 
 from coordinator.base.words import first_of
-from coordinator.config.schema import Config
+from coordinator.decide.evaluation.records import EvaluationRecord, Inputs, cut_of, cut_on_disk, evaluation_id
 from coordinator.errors import OperatorError
-from coordinator.evaluation.records import EvaluationRecord, Inputs, cut_of, cut_on_disk, evaluation_id
 from coordinator.intake import from_settings, request_sets
-from coordinator.intake.checkpoint import CheckpointError, inspect
-from coordinator.runtime.reuse import Earlier, answered
+from coordinator.intake.checkpoint import CheckpointError, inspect_checkpoint
+from coordinator.runtime.reuse import EarlierEvaluation, answered_leaf
+from coordinator.site.config.schema import Config
 from evaljobs.contract.specs import ModelOptions, RequestSetManifest, SuiteSpec, TaskEntry
 
 # settings of tasks and suites that decide the requests
@@ -24,9 +24,9 @@ OF_TASKS = ("num_fewshot", "limit", "gen_kwargs")
 OF_SUITES = ("seed", "apply_chat_template", "system_instruction", "fewshot_as_multiturn")
 
 
-def record_of(
+def rescoring_record(
     settings: Config,
-    parent: Earlier,
+    parent: EarlierEvaluation,
     suite: SuiteSpec | None,
     inputs: Callable[[SuiteSpec, ModelOptions], Inputs],
     tokenizer: str | None,
@@ -36,8 +36,12 @@ def record_of(
     `tokenizer`: folder with the checkpoint's config and tokenizer; None: the checkpoint's own.
     """
     before = parent.record
+    if before.screening is not None:
+        raise OperatorError(
+            f"{before.evaluation_id} is a screen evaluation: not all of its documents have answers to score again"
+        )
     try:
-        files = inspect(tokenizer or before.checkpoint.source, weights=False)
+        files = inspect_checkpoint(tokenizer or before.checkpoint.source, weights=False)
     except CheckpointError as error:
         more = "" if tokenizer else "; --tokenizer names a folder with the same config and tokenizer"
         raise OperatorError(f"{error}{more}") from error
@@ -50,7 +54,7 @@ def record_of(
     sizes = {task.name: task.batch_size for task in before.suite.tasks}
     tasks = tuple(t.model_copy(update={"batch_size": sizes.get(t.name)}) for t in suite.tasks)
     cut = {key: parent.said.get(key) for key in ("batch_size", "token_budget")}
-    suite = suite.model_copy(update={"tasks": tasks, "mode": before.suite.mode, **cut})
+    suite = suite.model_copy(update={"tasks": tasks, "mode": before.suite.mode, "screen": None, **cut})
     judge = from_settings.judge_for(settings, suite)
     made_of = inputs(suite, before.model).model_copy(update={"parent": before.evaluation_id})
     return EvaluationRecord(
@@ -66,7 +70,7 @@ def record_of(
     )
 
 
-def check_answers(suite: SuiteSpec, parent: Earlier, sets: Mapping[str, Mapping[str, str]]) -> None:
+def check_answers(suite: SuiteSpec, parent: EarlierEvaluation, sets: Mapping[str, Mapping[str, str]]) -> None:
     """Raise OperatorError if `parent` has no answers to a request set. `sets`: entry -> {leaf task: folder}."""
     parent.read()
     why = {}
@@ -75,8 +79,8 @@ def check_answers(suite: SuiteSpec, parent: Earlier, sets: Mapping[str, Mapping[
             continue
         cut = cut_of(suite, index, suite.batch_size, suite.token_budget)
         on_disk = dict.fromkeys(sets[task.name], cut_on_disk(cut, suite.batch_size))
-        for leaf, (manifest, batches) in request_sets.read(sets[task.name], on_disk).items():
-            if answered(parent, manifest, batches, cut) is None:
+        for leaf, (manifest, batches) in request_sets.read_request_sets(sets[task.name], on_disk).items():
+            if answered_leaf(parent, manifest, batches, cut) is None:
                 why[leaf] = _why(suite, task, manifest, parent)
     if why:
         leaf = min(why)
@@ -84,7 +88,7 @@ def check_answers(suite: SuiteSpec, parent: Earlier, sets: Mapping[str, Mapping[
         raise OperatorError(f"{leaf}: {why[leaf]}{also}; `evalspan eval` asks the model")
 
 
-def _why(suite: SuiteSpec, task: TaskEntry, manifest: RequestSetManifest, parent: Earlier) -> str:
+def _why(suite: SuiteSpec, task: TaskEntry, manifest: RequestSetManifest, parent: EarlierEvaluation) -> str:
     """Return which key of a leaf task differs, and the settings that make it differ."""
     name, its = parent.record.evaluation_id, parent.said["keys"].get(manifest.task)
     if its is None:

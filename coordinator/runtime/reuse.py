@@ -20,17 +20,23 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from coordinator.base.listing import beginning
+from coordinator.base.listing import entries_with_prefix
+from coordinator.decide.evaluation import shards
+from coordinator.decide.evaluation.actions import FindResponses
+from coordinator.decide.evaluation.events import (
+    OutcomeSeen,
+    Planned,
+    PlannedLeaf,
+    ResponsesFound,
+    ShardsDumped,
+)
+from coordinator.decide.evaluation.records import EvaluationRecord, checkpoint_name
+from coordinator.decide.evaluation.state import EntryState, State
 from coordinator.errors import EvalspanError
-from coordinator.evaluation import shards
-from coordinator.evaluation.actions import FindResponses
-from coordinator.evaluation.events import OutcomeSeen, Planned, PlannedLeaf, ResponsesFound, ShardsDumped
-from coordinator.evaluation.records import EvaluationRecord, checkpoint_name
-from coordinator.evaluation.state import EntryState, State
 from coordinator.intake import request_sets
 from coordinator.intake.source_keys import Present
 from coordinator.runtime.journal import read_events
-from evaljobs.contract.folded import exists, file_size, files_in, open_file, read_bytes
+from evaljobs.contract.archived_files import file_exists, file_size, files_in, open_file, read_bytes
 from evaljobs.contract.names import PLACES, ShardId
 from evaljobs.contract.outcomes import Scored
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths, slug
@@ -58,7 +64,7 @@ class _Ours:
 
 
 @dataclass(slots=True)
-class Earlier:
+class EarlierEvaluation:
     """Responses and scores of an earlier evaluation, from its journal."""
 
     record: EvaluationRecord
@@ -91,7 +97,7 @@ class Earlier:
                     pass
 
 
-def find(
+def find_responses(
     state: State, wanted: FindResponses, work: WorkPaths, present: Present, now: float
 ) -> ResponsesFound:
     """Find parts of `wanted` that another entry requests or earlier evaluations of this work folder have.
@@ -99,6 +105,8 @@ def find(
     Empty if nothing can be read; `--fresh` reuses nothing.
     """
     nothing = ResponsesFound(at=now)
+    if state.record.screening is not None:
+        return nothing  # documents of a screen are in other batches, and are not all answered
     cuts = {t: wanted.cuts.get(entry, "") for entry, sets in wanted.sets.items() for t in sets}
     try:
         sets = request_sets.read_wanted(wanted)
@@ -154,7 +162,7 @@ def _alike(work: WorkPaths, samples: str | None) -> Iterator[Path]:
             yield from (work.root / line[33:].strip() for line in lines if line.startswith(f"{samples} "))
 
 
-def _candidates(state: State, work: WorkPaths) -> Iterator[Earlier]:
+def _candidates(state: State, work: WorkPaths) -> Iterator[EarlierEvaluation]:
     """Yield ended evaluations of this checkpoint with these options, newest first.
 
     The same checkpoint: equal name and digest, or, if touched or copied, equal content. Equal samples alone do not suffice.
@@ -167,7 +175,7 @@ def _candidates(state: State, work: WorkPaths) -> Iterator[Earlier]:
         yield from filter(None, [earlier_of(work.evaluation(ours.rescores))])
         return
     found = []
-    for folder in {*beginning(work.root, f"{prefix}-"), *_alike(work, spec.samples)}:
+    for folder in {*entries_with_prefix(work.root, f"{prefix}-"), *_alike(work, spec.samples)}:
         earlier = None if folder.name == ours.evaluation_id else earlier_of(EvaluationPaths(folder))
         if earlier is None:
             continue
@@ -182,12 +190,12 @@ def _candidates(state: State, work: WorkPaths) -> Iterator[Earlier]:
     yield from sorted(found, key=lambda e: -e.record.accepted_at)
 
 
-def earlier_of(paths: EvaluationPaths) -> Earlier | None:
+def earlier_of(paths: EvaluationPaths) -> EarlierEvaluation | None:
     """Return an ended evaluation; None if its files cannot be read or name no request digests."""
     with contextlib.suppress(OSError, ValueError, ValidationError, AttributeError):
         record = EvaluationRecord.model_validate_json(paths.evaluation.read_bytes())
         said: dict[str, Any] = json.loads(paths.results.read_bytes()).get("evalspan", {})
-        return Earlier(record, paths, said) if said.get("keys") else None
+        return EarlierEvaluation(record, paths, said) if said.get("keys") else None
     return None
 
 
@@ -201,7 +209,7 @@ def _with(
     found: ResponsesFound,
     ours: _Ours,
     wanted: FindResponses,
-    earlier: Earlier,
+    earlier: EarlierEvaluation,
     sets: Sets,
 ) -> ResponsesFound:
     own = ours.paths
@@ -211,7 +219,7 @@ def _with(
     leaves: list[PlannedLeaf] = []
     frames: dict[str, FrameRef] = {}
     for name, (manifest, index) in sets.items():
-        leaf = answered(earlier, manifest, index, ours.cuts[name])
+        leaf = answered_leaf(earlier, manifest, index, ours.cuts[name])
         if leaf is None:
             continue
         named = leaf.model_copy(update={"name": name})
@@ -239,15 +247,15 @@ def _with(
     )
 
 
-def answered(
-    earlier: Earlier, manifest: RequestSetManifest, index: BatchIndex, cut: str
+def answered_leaf(
+    earlier: EarlierEvaluation, manifest: RequestSetManifest, index: BatchIndex, cut: str
 ) -> PlannedLeaf | None:
     """Return the leaf task that answers all of a request set in this cut."""
     equal = (e for e in earlier.leaves.values() if (e.task, e.key) == (manifest.task, manifest.key))
     return next((e for e in equal if _whole(e, index, earlier, cut)), None)
 
 
-def _whole(leaf: PlannedLeaf, index: BatchIndex, earlier: Earlier, cut: str) -> bool:
+def _whole(leaf: PlannedLeaf, index: BatchIndex, earlier: EarlierEvaluation, cut: str) -> bool:
     """Return whether an existing record answers every batch of this cut."""
     if any(ShardId.parse(shard).cut != cut for shard in leaf.shards):
         return False
@@ -308,7 +316,7 @@ def _as_ours(
 
 
 def _score(
-    ours: _Ours, entry: int, manifests: Mapping[str, RequestSetManifest], earlier: Earlier
+    ours: _Ours, entry: int, manifests: Mapping[str, RequestSetManifest], earlier: EarlierEvaluation
 ) -> str | None:
     """Link the score file of an entry with its samples and return it; None if the entry has to be scored."""
     name = ours.record.suite.tasks[entry].name
@@ -343,14 +351,14 @@ def _score(
     places = ((earlier.paths, theirs), (ours.paths, entry))
     for task in (manifest.task for manifest in manifests.values()):
         source, target = (f.samples / f"samples_{slug(task)}_{i:03d}.jsonl" for f, i in places)
-        if exists(source):
+        if file_exists(source):
             _link(source, target)
     scores = Path(earlier.scores[theirs])
-    if not exists(scores) or _scores_otherwise(scores, ours.present):
+    if not file_exists(scores) or _scores_otherwise(scores, ours.present):
         return None
     # the entry's own file, or the one that it was merged into
     own = files_in(earlier.paths.scores, f"{theirs:03d}-*.parquet")
-    for file in own[-1:] or filter(exists, [earlier.paths.documents]):
+    for file in own[-1:] or filter(file_exists, [earlier.paths.documents]):
         _link(file, ours.paths.columns(entry, int(file.stem[-3:]) if own else theirs))
     target = ours.paths.scores / f"{entry:03d}-{slug(name)}.json"
     _link(scores, target)

@@ -23,13 +23,10 @@ from coordinator.base import clock
 from coordinator.base.clock import Throttle
 from coordinator.base.listing import Listing
 from coordinator.base.version import version_text
-from coordinator.cluster import Job, JobState
-from coordinator.cluster.sbatch_text import log_file
-from coordinator.diagnosis.verdict import Diagnosis, in_words
-from coordinator.evaluation import scoring, shards
-from coordinator.evaluation import step as machine
-from coordinator.evaluation.actions import Action, CancelJob, ReleaseClaims, SubmitJob
-from coordinator.evaluation.events import (
+from coordinator.decide.evaluation import scoring, shards
+from coordinator.decide.evaluation import step as machine
+from coordinator.decide.evaluation.actions import Action, CancelJob, ReleaseClaims, SubmitJob
+from coordinator.decide.evaluation.events import (
     Accepted,
     AnyEvent,
     JobEnded,
@@ -40,16 +37,19 @@ from coordinator.evaluation.events import (
     ShardsStray,
     StragglersFound,
 )
-from coordinator.evaluation.records import EvaluationRecord
-from coordinator.evaluation.state import State
+from coordinator.decide.evaluation.records import EvaluationRecord
+from coordinator.decide.evaluation.state import State
 from coordinator.runtime import causes, detect
 from coordinator.runtime.effects import Performer
-from coordinator.runtime.finalize import try_report
-from coordinator.runtime.journal import CopiedJournalError, Journal, line_of, replayed
-from coordinator.runtime.summarise import summary_now, values_in
+from coordinator.runtime.finalize import make_report_or_none
+from coordinator.runtime.journal import CopiedJournalError, Journal, line_of, replayed_state
+from coordinator.runtime.make_summary import summary_now, values_in
 from coordinator.runtime.summary import WRITE_SECONDS, Summary, failed_jobs, write_summary
-from coordinator.services.metric_queue import MetricQueue
-from evaljobs.contract.folded import exists
+from coordinator.site.cluster import Job, JobState
+from coordinator.site.cluster.sbatch_text import log_file
+from coordinator.site.diagnosis.diagnose import Diagnosis, diagnosis_in_words
+from coordinator.site.services.metric_queue import MetricQueue
+from evaljobs.contract.archived_files import file_exists
 from evaljobs.contract.outcomes import OUTCOME, Failed
 from evaljobs.contract.paths import EvaluationPaths, entry_manifest, request_set_manifest
 from evaljobs.contract.specs import FrameRef
@@ -74,7 +74,7 @@ PACE_SECONDS = 5.0  # between two comparisons of trials with each other
 METRIC_AUDIT_SECONDS = 3.0  # between two looks at the metric queue; a look costs one round trip
 FULL_SCAN_SECONDS = 15.0  # between two looks at all response files; Redis names grown ones sooner
 REFILL_SECONDS = 2.0  # between two tries to fill the queue of a Redis that takes no writes
-RESPONSES = re.compile(r"[\w.-]+\.frames", re.ASCII)  # other file names are ignored
+RESPONSE_FILE_NAME = re.compile(r"[\w.-]+\.frames", re.ASCII)  # other file names are ignored
 SUMMARY_SECONDS = 1.0  # between two summaries of a state
 SIGN_SECONDS = 10.0  # between two signs that a coordinator runs the evaluation: its journal's mtime
 # events that follow from an event's actions, recursively: an entry is looked up, planned and scored once
@@ -131,7 +131,7 @@ class Running:
             journal = Journal(paths.journal, performer.fence)
             opened.callback(journal.close)
             journal.append([event])
-            state, actions = machine.start(event)
+            state, actions = machine.start_evaluation(event)
             running = cls(state, journal, performer, grace)
             running._perform(actions)
             opened.pop_all()
@@ -149,7 +149,7 @@ class Running:
             opened.callback(journal.close)
             if not ran_here:
                 journal.renew()
-            state = replayed(journal.replay())
+            state = replayed_state(journal.replay())
             if state is None:
                 return None
             if state.evaluation_id != root.name:
@@ -181,7 +181,7 @@ class Running:
             )
             files = {self.paths.responses / frame.file for frame in frames if frame is not None}
             whole = [entry_manifest(entry.folder)] if entry.sets else []
-            if not all(map(exists, [*files, *whole, *map(request_set_manifest, entry.sets.values())])):
+            if not all(map(file_exists, [*files, *whole, *map(request_set_manifest, entry.sets.values())])):
                 lost.append(entry.index)
         return tuple(lost)
 
@@ -222,7 +222,7 @@ class Running:
             self._summary = None  # it contains the length of the journal
         if self.state.ended_at != ended_at and self.state.ended_at is not None:
             # again: the outcomes of the last jobs came after the results
-            try_report(self.state, self.paths)
+            make_report_or_none(self.state, self.paths)
             self.write_summary()
 
     def _logged(self, events: Iterable[AnyEvent]) -> list[Action]:
@@ -323,10 +323,10 @@ class Running:
     def _cause(self, job: Job, index: int, word: str) -> Diagnosis:
         """Return why a member ended without an outcome, and show it under the name of its trial or job."""
         info = self.state.jobs.by_name[job.name]
-        cause = causes.of_log(Path(log_file(job, index)), word)
+        cause = causes.cause_of_log(Path(log_file(job, index)), word)
         name = info.trials[index] if job.purpose == "trial" else job.name
         if cause.reason not in ("Preempted", "Cancelled"):
-            self._failed[name] = in_words(cause, f"its job ended: {word}")
+            self._failed[name] = diagnosis_in_words(cause, f"its job ended: {word}")
         return cause
 
     def _take_last_files(self, now: float) -> None:
@@ -351,9 +351,9 @@ class Running:
                 log.warning("%s is skipped", error)
             else:
                 entry = getattr(outcome, "entry", None)
-                cause = causes.of_outcome(outcome) if isinstance(outcome, Failed) else None
+                cause = causes.cause_of_outcome(outcome) if isinstance(outcome, Failed) else None
                 if isinstance(outcome, Failed):
-                    self._failed[outcome.name] = in_words(cause, outcome.error)
+                    self._failed[outcome.name] = diagnosis_in_words(cause, outcome.error)
                 if entry is None or 0 <= entry < len(self.state.entries):
                     left_at = min((self.paths.outcomes / name).stat().st_mtime, now)
                     events.append(OutcomeSeen(at=now, outcome=outcome, left_at=left_at, cause=cause))
@@ -392,7 +392,7 @@ class Running:
             self._queued_again.clear()
             # shards that trials ran without Redis are on disk, and are not queued again
             self.take(self._new_shards(now, thorough=True))
-            self._perform(shards.refill(self.state))
+            self._perform(shards.refill_queue(self.state))
 
     def _new_shards(self, now: float, *, thorough: bool) -> list[AnyEvent]:
         """Return events for shards whose first complete record appeared in response files since the last look."""
@@ -410,7 +410,7 @@ class Running:
                 names |= {
                     e.name
                     for e in entries
-                    if RESPONSES.fullmatch(e.name)
+                    if RESPONSE_FILE_NAME.fullmatch(e.name)
                     and e.is_file(follow_symlinks=False)
                     and e.stat(follow_symlinks=False).st_size > self._consumed.get(e.name, 0)
                 }
@@ -455,7 +455,7 @@ class Running:
             paces[trial] = paces.get(trial, detect.Pace()).and_in_hand(
                 elapsed, held.seconds, progress.batches_done, progress.batches
             )
-        found = detect.stragglers(paces, self.state.plan.sigma)
+        found = detect.find_stragglers(paces, self.state.plan.sigma)
         fresh = {
             trial: times
             for trial, times in found.items()
@@ -480,7 +480,7 @@ class Running:
             if not stray:
                 return
             if stray == self._refused:
-                self._perform(shards.requeue(self.state, stray))
+                self._perform(shards.requeue_shards(self.state, stray))
             else:
                 holders = {s: claims[s] for s in stray if s in claims}
                 # a Redis that came back empty has forgotten which trials were released
@@ -507,7 +507,7 @@ class Running:
                 self.take([*self._corrupted(outcomes, now), *outcomes])
             died, again = detect.metric_events(self.state, gone, self.seen, now)
             self.take(died)
-            self._perform(scoring.enqueue(self.state, metric) for metric in again)
+            self._perform(scoring.enqueue_metric(self.state, metric) for metric in again)
 
 
 def _began(job: Job, index: int) -> bool:

@@ -17,31 +17,38 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from coordinator.allocation.backlog import Seen, stale
 from coordinator.base import clock
 from coordinator.base.clock import Throttle
-from coordinator.base.isolate import LoopGuard, isolated, warn_once
+from coordinator.base.isolate import LoopGuard, isolate_errors, warn_once
 from coordinator.base.words import one_line
-from coordinator.cluster import ClusterError
-from coordinator.cluster.slurm_rules import Hosting
-from coordinator.config.schema import Config
+from coordinator.decide.allocation.backlog import SeriesMember, stale_evaluations
+from coordinator.decide.evaluation.footprint import gpu_need
+from coordinator.decide.evaluation.records import EvaluationRecord
+from coordinator.decide.evaluation.state import State
 from coordinator.errors import EvalspanError, RetryError
-from coordinator.evaluation.footprint import gpu_need
-from coordinator.evaluation.records import EvaluationRecord
-from coordinator.evaluation.state import State
 from coordinator.hook import PIN_PREFIX, pin_text
 from coordinator.intake import admission, from_settings
 from coordinator.intake.admission import NotAdmittedError
 from coordinator.intake.folder_watch import FolderWatch
-from coordinator.intake.inbox import Inbox, InboxFile, done, forget_refusals, gather_values, refuse
+from coordinator.intake.inbox import (
+    Inbox,
+    InboxFile,
+    forget_refusals,
+    gather_values,
+    refuse_notice,
+    remove_notice,
+)
 from coordinator.intake.pending import PendingCheckpoint, PendingWriter, may_pass
 from coordinator.intake.resubmit import nothing_run
 from coordinator.intake.work_folder import name_of
 from coordinator.runtime import wiring
 from coordinator.runtime.journal import Journal
 from coordinator.runtime.loop import Coordinator
-from coordinator.runtime.present_inputs import as_of_now, changed_since
+from coordinator.runtime.present_inputs import changed_since, record_as_of_now
 from coordinator.runtime.summary import Summary, read_evaluation
+from coordinator.site.cluster import ClusterError
+from coordinator.site.cluster.slurm_rules import Hosting
+from coordinator.site.config.schema import Config
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 log = logging.getLogger(__name__)
@@ -54,7 +61,7 @@ STABLE_SECONDS = 2.0
 WAIT_SECONDS = 3600.0
 LOOK_SECONDS = 1.0  # between two looks at the inbox
 MOST_LOOKS = 100  # pending checkpoints examined per look, in turns
-RULES = "the question for the site's rules"
+RULES_QUESTION = "the question for the site's rules"
 RULES_SECONDS = 30.0  # between two questions for the site's rules after a failure
 
 
@@ -75,7 +82,7 @@ class Service:
         self._watch = FolderWatch(self.paths, watched, any_format=config.checkpoint.convert is not None)
         # pins of an earlier daemon: the first tick removes those no longer needed
         self._pinned: set[str] = {str(pin) for pin in map(_pin, _records(self.paths)) if _is_there(pin)}
-        self._series: dict[str, Seen] = {}  # evaluations that are not over
+        self._series: dict[str, SeriesMember] = {}  # evaluations that are not over
         self._hosting: Hosting | None = None
         self._no_rules: ClusterError | EvalspanError = EvalspanError("the site's rules are not known yet")
         self._guard = LoopGuard(log)
@@ -101,7 +108,7 @@ class Service:
         self._know(files, now)
         for each in sorted(self._pending.values(), key=lambda each: each.looked_at)[:MOST_LOOKS]:
             each.looked_at = now
-            with isolated(partial(self._unexpected, each, now)):
+            with isolate_errors(partial(self._unexpected, each, now)):
                 if not self._lacks_lm_eval(each):
                     self._examine(each, now)
         self._guard("stale checkpoints", self._drop_stale)
@@ -148,7 +155,7 @@ class Service:
             why = closed or " ".join(str(error).split())
             # it may be incomplete, or its suite file may be being edited
             young = now - each.since < WAIT_SECONDS
-            passing = may_pass(error) or (young and admission.may_be_there(each.notice.checkpoint))
+            passing = may_pass(error) or (young and admission.may_exist(each.notice.checkpoint))
             if passing and not isinstance(error, NotAdmittedError) and not closed:
                 each.wait(why)
             else:
@@ -168,7 +175,7 @@ class Service:
         suite = admission.admitted_suite(notice, watch, self._suite_files, own=own)
         if not own:
             admission.check_place(notice.checkpoint, watch)
-        record = from_settings.record_of(
+        record = from_settings.evaluation_record(
             self.config,
             notice.checkpoint,
             suite,
@@ -177,7 +184,7 @@ class Service:
             step=notice.step,
             final=notice.final,
         )
-        return as_of_now(record, self.coordinator.performer.site)
+        return record_as_of_now(record, self.coordinator.performer.site)
 
     def _accept(self, record: EvaluationRecord, each: PendingCheckpoint) -> None:
         """Accept a good checkpoint; it stays pending while storage or the site is unavailable."""
@@ -191,7 +198,7 @@ class Service:
             if not begun and (said := changed_since(record, self.coordinator.performer.site)):
                 log.info("%s", said)
             gather_values(each.files, paths)
-            running = evaluations.accept_or_wait(wiring.at_site(record, rules, self.config))
+            running = evaluations.accept_or_wait(wiring.cluster_with_site(record, rules, self.config))
             if running is not None and running.state.ended_at is not None:
                 log.info("%s: %s", record.evaluation_id, nothing_run(running.state))
             if running is not None and record.priority > running.state.record.priority:  # never lowered
@@ -203,7 +210,7 @@ class Service:
             self._announced_at[record.evaluation_id] = each.since
         forget_refusals(self.paths, each.notice)
         for file in each.files:
-            done(file)
+            remove_notice(file)
         self._pending.pop(each.notice.key, None)
 
     def announced_at(self, ended: Iterable[Summary]) -> dict[str, float]:
@@ -218,9 +225,11 @@ class Service:
         """Return the site's rules, asked for once; after a failure, such as a wrong partition, again after RULES_SECONDS."""
         calls = self.coordinator.calls
         if self._hosting is None and (
-            calls.asking(RULES) or self._throttle.due("rules", RULES_SECONDS, clock.now())
+            calls.asking(RULES_QUESTION) or self._throttle.due("rules", RULES_SECONDS, clock.now())
         ):
-            call = calls.ask(RULES, lambda: wiring.hosting(self.config, self.coordinator.cluster))
+            call = calls.ask(
+                RULES_QUESTION, lambda: wiring.site_hosting(self.config, self.coordinator.cluster)
+            )
             try:
                 if call is None:
                     raise RetryError("the cluster has not yet answered the query for the site's rules")
@@ -234,7 +243,7 @@ class Service:
     def _refuse(self, each: PendingCheckpoint, why: str, now: float) -> None:
         try:
             for file in each.files:
-                refuse(file, why, now)
+                refuse_notice(file, why, now)
         except OSError as error:  # a full disk: the next look tries again
             warn_once(log, one_line(f"{self.paths.inbox}/refused cannot be written: {error}"))
             return
@@ -255,7 +264,7 @@ class Service:
         there = {record.evaluation_id for record in self.coordinator.evaluations.records()}
         for evaluation_id in self._series.keys() - there:  # ended, given up or removed
             del self._series[evaluation_id]
-        for evaluation_id, why in stale(self._series.values()).items():
+        for evaluation_id, why in stale_evaluations(self._series.values()).items():
             # a full disk, or a parked evaluation: cancelled at a later look
             with contextlib.suppress(OSError, KeyError):
                 self.coordinator.evaluations.cancel(evaluation_id, why)
@@ -316,9 +325,9 @@ def _phase(state: State) -> Literal["waiting", "started", "over"]:
     return "started" if started else "waiting"
 
 
-def _seen(record: EvaluationRecord, phase: Literal["waiting", "started", "over"]) -> Seen:
+def _seen(record: EvaluationRecord, phase: Literal["waiting", "started", "over"]) -> SeriesMember:
     step = record.checkpoint.step
-    return Seen(
+    return SeriesMember(
         evaluation_id=record.evaluation_id,
         series=json.dumps([str(Path(record.checkpoint.announced).parent), record.suite.name]),
         order=(record.accepted_at if step is None else float(step), record.accepted_at),

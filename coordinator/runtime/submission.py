@@ -10,14 +10,14 @@ import time
 from pathlib import Path
 
 from coordinator.base.words import first_of
-from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
 from coordinator.intake import inbox, pending, resubmit
 from coordinator.intake.work_folder import refuse_guest
 from coordinator.runtime.journal import Journal
-from coordinator.runtime.summaries import find_folder
-from coordinator.runtime.summary import ended, read_evaluation, read_summary
+from coordinator.runtime.known_evaluations import find_folder
+from coordinator.runtime.summary import read_ended_summary, read_evaluation, read_summary
 from coordinator.runtime.work_lock import WorkLock, is_daemon
+from coordinator.site.config.schema import Config
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import Record
 
@@ -36,17 +36,19 @@ class Submission(Record):
     ended_bytes: int | None = None  # journal length of a resumed evaluation that had ended
 
 
-def send(paths: WorkPaths, notice: inbox.Notice, answer: resubmit.Submitted, daemon: str) -> Submission:
+def send_submission(
+    paths: WorkPaths, notice: inbox.Notice, answer: resubmit.Resubmission, daemon: str
+) -> Submission:
     """Write the notice of a checkpoint and the command that `answer` asks for. `daemon`: the command that starts one."""
     if answer.again:
         refuse_guest(paths.root)  # a command follows
     evaluation_id = notice.evaluation_id
-    before = ended(paths.evaluation(evaluation_id)) if answer.again else None
+    before = read_ended_summary(paths.evaluation(evaluation_id)) if answer.again else None
     sent = []
     if answer.announce:
-        sent.append(inbox.leave(paths, notice))
+        sent.append(inbox.leave_notice(paths, notice))
     if answer.again:
-        sent.append(inbox.leave(paths, inbox.Notice(command="retry", evaluation_id=evaluation_id)))
+        sent.append(inbox.leave_notice(paths, inbox.Notice(command="retry", evaluation_id=evaluation_id)))
     holder = WorkLock(paths.lock).holder()
     waits = answer.announce or answer.again or (answer.what == "known" and not holder)
     return Submission(
@@ -76,7 +78,7 @@ def find_submission(settings: Config, name: str) -> Submission:
     return Submission(evaluation_id=found, checkpoint="", suite="", what="known")
 
 
-def withdrawn(settings: Config, name: str) -> str:
+def withdraw_submission(settings: Config, name: str) -> str:
     """Withdraw the submission whose evaluation's id begins with `name`, and return the id; "" if none is pending.
 
     A running daemon may be accepting it at this moment, so it gets a command to cancel it as well.
@@ -96,7 +98,7 @@ def withdrawn(settings: Config, name: str) -> str:
         if file.notice.evaluation_id == found[0]:
             file.path.unlink(missing_ok=True)
     if WorkLock(paths.lock).held():
-        inbox.leave(paths, inbox.Notice(command="cancel", evaluation_id=found[0]))
+        inbox.leave_notice(paths, inbox.Notice(command="cancel", evaluation_id=found[0]))
     return found[0]
 
 
@@ -136,7 +138,7 @@ def _check_begun(paths: WorkPaths, submission: Submission) -> None:
     if refusal := inbox.refusal_of(paths, submission.sent):  # also of a command, which names no checkpoint
         raise OperatorError(f"{refusal.checkpoint or name} was refused: {refusal.why}")
     key = (submission.checkpoint, submission.suite)
-    for refused in pending.read(paths, time.time()).refused:
+    for refused in pending.read_pending(paths, time.time()).refused:
         if (refused.checkpoint, refused.suite) == key:
             raise OperatorError(f"{refused.checkpoint} was refused: {refused.why}")
     stem = name.rpartition("-")[0]

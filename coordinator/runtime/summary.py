@@ -2,7 +2,7 @@
 
 Rule: the journal remains the truth. A coordinator writes changed summaries of its evaluations at most every WRITE_SECONDS,
 and at the end. Screens, pages, metrics and news read them and replay no journal. The summary of an ended evaluation is valid
-while the journal has the length recorded at the end. `coordinator.runtime.summarise` builds it from a state.
+while the journal has the length recorded at the end. `coordinator.runtime.make_summary` builds it from a state.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field, ValidationError
 
 from coordinator.base.words import clock_time
-from coordinator.diagnosis.verdict import in_words
-from coordinator.evaluation.records import JOURNAL_FORMAT, EvaluationRecord
-from coordinator.report.load_series import documents
-from coordinator.report.scores import (
+from coordinator.decide.evaluation.records import JOURNAL_FORMAT, EvaluationRecord
+from coordinator.results.report.load_series import load_documents
+from coordinator.results.report.scores import (
     Ended,
     Evaluation,
     Head,
@@ -31,28 +30,31 @@ from coordinator.report.scores import (
     head_of,
     top_scores,
 )
-from coordinator.runtime.causes import failures, of_outcome, of_trial
+from coordinator.runtime.causes import cause_of_outcome, cause_of_trial, job_failures
 from coordinator.runtime.work_lock import WorkLock
-from evaljobs.contract import folded
+from coordinator.site.diagnosis.diagnose import diagnosis_in_words
+from evaljobs.contract import archived_files
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
-from evaljobs.contract.specs import Kept
+from evaljobs.contract.specs import StateRecord
 from evaljobs.contract.storage import write_atomic
 
 SCHEMA_VERSION: Literal[3] = 3
 WRITE_SECONDS = 5.0  # minimum between two writes of one evaluation's summary
 SILENT_SECONDS = 90.0  # without a sign of its coordinator, after which an evaluation is "stopped"
 MOST_BYTES = 64 * 1024  # of a summary
-CUTS = (200, 60, 20, 5)  # list lengths to try in turn if it would be larger
+LIST_LIMITS = (200, 60, 20, 5)  # list lengths to try in turn if it would be larger
 CUT_TEXT = 200  # characters of an error then
-WARNINGS = 5  # of a summary: the last ones
+MAX_WARNINGS = 5  # of a summary: the last ones
 PAUSED = "paused"  # a person lets it use no node
 GIVEN_UP = "given up"  # only `retry` brings it back
 NOTHING_FREE = "nothing that it could run on is free"
 NO_SLOT = f"{NOTHING_FREE} (`evalspan status` says what is used)"
-STOPPED = "no process goes on with it: type the same `evalspan eval …` again, or start `evalspan daemon`"
+STOPPED_ADVICE = (
+    "no process goes on with it: type the same `evalspan eval …` again, or start `evalspan daemon`"
+)
 
 
-class Timed(Kept):
+class TimedNote(StateRecord):
     """Something that happens, such as "a trial is pending"; `at`: since or until when, in unix seconds; `why`: "" if unknown."""
 
     what: str
@@ -60,7 +62,7 @@ class Timed(Kept):
     why: str = ""
 
 
-class Task(Kept):
+class Task(StateRecord):
     """A task of the suite. `scores`: up to SCORES_SHOWN of a recently scored task, otherwise its main one."""
 
     name: str
@@ -69,7 +71,7 @@ class Task(Kept):
     scores: Scores = ()
 
 
-class Lane(Kept):
+class Lane(StateRecord):
     """What the trial of a lane does. `batch`: "3 of 10"; `task` and `batch` are "" if it has no shard."""
 
     lane: str
@@ -78,7 +80,7 @@ class Lane(Kept):
     batch: str = ""
 
 
-class Node(Kept):
+class Node(StateRecord):
     """A node of an evaluation. `until`: unix seconds of the end of its current back-off, number `times`."""
 
     name: str
@@ -90,7 +92,7 @@ class Node(Kept):
     times: int = 0
 
 
-class Parked(Kept):
+class Parked(StateRecord):
     """Why an evaluation cannot continue now. `cancelled`: reason of a cancellation that is pending until it resumes, or ""."""
 
     at: float  # unix seconds
@@ -144,8 +146,8 @@ class Summary(Ended):
 
     done_at: float | None = None  # predicted time of the last score
     waits_until: float | None = None  # set while all nodes are in back-off, until the first returns
-    waits: tuple[Timed, ...] = ()  # what it waits for, since `at`
-    held: tuple[Timed, ...] = ()  # jobs that a limit keeps out; submitted again at `at`
+    waits: tuple[TimedNote, ...] = ()  # what it waits for, since `at`
+    held: tuple[TimedNote, ...] = ()  # jobs that a limit keeps out; submitted again at `at`
     stragglers: Mapping[str, str] = Field(default_factory=dict)  # trial -> its slowdown as a sentence
     failed_jobs: Mapping[str, str] = Field(
         default_factory=dict
@@ -200,7 +202,7 @@ def halt_of(summary: Summary | None, paths: EvaluationPaths, *, held: bool | Non
     if summary is not None and summary.paused_at is not None:
         goes_on = f"`evalspan resume {summary.evaluation_id}` lets it go on"
         return Halt(PAUSED, summary.paused_at, f"{summary.paused}; {goes_on}")
-    return None if is_alive(paths, held=held) else Halt("stopped", last_sign(paths), STOPPED)
+    return None if is_alive(paths, held=held) else Halt("stopped", last_sign(paths), STOPPED_ADVICE)
 
 
 def is_alive(paths: EvaluationPaths, *, held: bool | None = None) -> bool:
@@ -232,7 +234,7 @@ def write_summary(paths: EvaluationPaths, summary: Summary) -> bool:
     """Write a summary, unless its folder was removed. Return False if the disk refuses it; readers then use the journal."""
     try:
         if paths.root.is_dir():
-            write_atomic(paths.status, as_json(fitted(summary)))
+            write_atomic(paths.status, as_json(fit_summary(summary)))
     except OSError:
         return False
     return True
@@ -242,14 +244,14 @@ def as_json(summary: Summary) -> bytes:
     return summary.model_dump_json(exclude_defaults=True).encode()
 
 
-def fitted(summary: Summary) -> Summary:
+def fit_summary(summary: Summary) -> Summary:
     """Shorten the summary to MOST_BYTES: lists are cut, failed tasks stay first, and `left_out` names the complete files.
 
     For an ended evaluation only failed tasks are kept.
     """
     if summary.ended_at is not None:
         summary = summary.model_copy(update={"tasks": tuple(t for t in summary.tasks if t.error)})
-    for most in CUTS:
+    for most in LIST_LIMITS:
         if len(as_json(summary)) <= MOST_BYTES:
             break
         tasks = sorted(summary.tasks, key=lambda task: not task.error)[:most]
@@ -296,7 +298,7 @@ def read_summary(paths: EvaluationPaths) -> Summary | None:
     return read_file(str(paths.root))
 
 
-def ended(paths: EvaluationPaths) -> Summary | None:
+def read_ended_summary(paths: EvaluationPaths) -> Summary | None:
     """Return the summary of an evaluation if it has ended, otherwise None."""
     found = read_summary(paths)
     return None if found is None or found.ended_at is None else found
@@ -310,15 +312,15 @@ def read_evaluation(paths: EvaluationPaths) -> EvaluationRecord | None:
         return None
 
 
-def of_record(paths: EvaluationPaths, fault: str) -> Summary:
+def summary_of_record(paths: EvaluationPaths, fault: str) -> Summary:
     """Return a summary from `evaluation.json` alone if the journal cannot be read; `fault` says why."""
     record = read_evaluation(paths)
-    known = {} if record is None else known_by(record)
+    known = {} if record is None else fields_of_record(record)
     known |= {"schema_version": SCHEMA_VERSION, "evaluation_id": paths.root.name}
     return Summary(written_at=time.time(), fault=fault, **known)
 
 
-def known_by(record: EvaluationRecord) -> dict[str, Any]:
+def fields_of_record(record: EvaluationRecord) -> dict[str, Any]:
     """Return the fields of a summary that the record determines."""
     return {
         **head_of(record),
@@ -334,10 +336,11 @@ def known_by(record: EvaluationRecord) -> dict[str, Any]:
 
 def with_document(summary: Summary, paths: EvaluationPaths) -> Summary:
     """Return the summary of an ended evaluation with the scores, costs and failures from its document and outcomes."""
-    (found,) = documents(paths.root.parent, [summary])
+    (found,) = load_documents(paths.root.parent, [summary])
     said = {name: getattr(found, name) for name in Ended.model_fields.keys() - Head.model_fields.keys()}
     words = {
-        t: in_words(of_trial(paths, t, word), f"its job ended: {word}") for t, word in found.died.items()
+        t: diagnosis_in_words(cause_of_trial(paths, t, word), f"its job ended: {word}")
+        for t, word in found.died.items()
     }
     return summary.model_copy(
         update={
@@ -353,12 +356,15 @@ def with_document(summary: Summary, paths: EvaluationPaths) -> Summary:
 
 def failed_jobs(paths: EvaluationPaths) -> dict[str, str]:
     """Return job or trial -> why it failed and its error line, from outcome files; includes retried ones."""
-    return {name: in_words(of_outcome(outcome), outcome.error) for name, outcome in failures(paths).items()}
+    return {
+        name: diagnosis_in_words(cause_of_outcome(outcome), outcome.error)
+        for name, outcome in job_failures(paths).items()
+    }
 
 
 def failed_job(paths: EvaluationPaths, made: Evaluation) -> str:
     """Return the job or trial that ended with an error of its tasks, otherwise any that failed; "" if none did."""
-    found, said = failures(paths), made.failed.values()
+    found, said = job_failures(paths), made.failed.values()
     causes = [name for name, outcome in found.items() if any(outcome.error in error for error in said)]
     return next(reversed([*made.died, *found, *causes]), "")
 
@@ -366,6 +372,6 @@ def failed_job(paths: EvaluationPaths, made: Evaluation) -> str:
 def read_json(file: Path) -> dict[str, Any]:
     """Read a JSON object from a file, archived or not; empty if it is missing or storage is unavailable."""
     with suppress(OSError, ValueError):
-        if isinstance(found := json.loads(folded.read_bytes(file)), dict):
+        if isinstance(found := json.loads(archived_files.read_bytes(file)), dict):
             return found
     return {}

@@ -2,7 +2,7 @@
 
 Rule: a change of `JOURNAL_FORMAT` from N to N + 1 adds the function for N, and a history of N stays in
 tests/golden/histories. The function takes an event of any kind as the JSON object that N wrote, and returns that of N + 1;
-where fields with a default were added, `unchanged` is enough. A release reads what the release before it wrote; functions
+where fields with a default were added, `keep_unchanged` is enough. A release reads what the release before it wrote; functions
 for earlier formats may go. Called from: `journal`, which alone sets `journal_format`.
 """
 
@@ -14,10 +14,10 @@ from typing import Any
 Line = dict[str, Any]
 
 
-def unchanged(event: Line) -> Line:
+def keep_unchanged(event: Line) -> Line:
     return event
 
 
 UPCASTS: Mapping[int, Callable[[Line], Line]] = {
-    9: unchanged,  # 10: pauses, priorities that fall, tasks that are asked at some checkpoints alone
+    9: keep_unchanged,  # 10: pauses, priorities that fall, tasks that are asked at some checkpoints alone, screens
 }

@@ -13,26 +13,32 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from coordinator.allocation.allocate import Limits
 from coordinator.base.run_command import CommandError, run_command
-from coordinator.cluster import Cluster, RefusedError
-from coordinator.cluster.local import LocalCluster, gpu_names
-from coordinator.cluster.sbatch_text import ROLES, SlurmOptions
-from coordinator.cluster.slurm_cli import SlurmApi, SlurmCli
-from coordinator.cluster.slurm_limits import ends
-from coordinator.cluster.slurm_rules import SCONTROL_SECONDS, Hosting, Wants, ask_hosting, unknown_partition
-from coordinator.config.schema import Config
+from coordinator.decide.allocation.allocate import Limits
+from coordinator.decide.evaluation.footprint import precursor_memory_mb, trial_memory_mb
+from coordinator.decide.evaluation.records import EvaluationRecord
 from coordinator.errors import OperatorError, RetryError
-from coordinator.evaluation.footprint import precursor_memory_mb, trial_memory_mb
-from coordinator.evaluation.records import EvaluationRecord
-from coordinator.intake.from_settings import hung_seconds, lm_eval_version, site_of, slots
+from coordinator.intake.from_settings import cpu_slots, hung_seconds, lm_eval_version, site_of
 from coordinator.runtime.causes import accept_rules
 from coordinator.runtime.cluster_calls import ClusterCalls
 from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.loop import Coordinator, Keeper
 from coordinator.runtime.node_offers import Pace
-from coordinator.services.redis_server import RedisServer, SiteRedis, local_address_towards
+from coordinator.site.cluster import Cluster, RefusedError
+from coordinator.site.cluster.local import LocalCluster, gpu_names
+from coordinator.site.cluster.sbatch_text import ROLES, SlurmOptions
+from coordinator.site.cluster.slurm_cli import SlurmApi, SlurmCli
+from coordinator.site.cluster.slurm_limits import remedy_of
+from coordinator.site.cluster.slurm_rules import (
+    SCONTROL_SECONDS,
+    Hosting,
+    NodeNeeds,
+    ask_hosting,
+    unknown_partition,
+)
+from coordinator.site.config.schema import Config
+from coordinator.site.services.redis_server import RedisServer, SiteRedis, local_address_towards
 from evaljobs.contract.engine_traits import ENDPOINT
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.queue.redis_client import RedisAddress
@@ -43,7 +49,7 @@ PATIENCE_SECONDS = 0.25  # how long the loop waits for a Slurm command before it
 SUBMISSIONS_AT_ONCE = 8  # concurrent `sbatch` commands
 
 
-def hosting(config: Config, cluster: Cluster) -> Hosting:
+def site_hosting(config: Config, cluster: Cluster) -> Hosting:
     """Return whether the site needs hosted trials (one job per node that stages and runs them), and how many metric workers
     fit.
 
@@ -64,10 +70,10 @@ def hosting(config: Config, cluster: Cluster) -> Hosting:
     return site
 
 
-def at_site(record: EvaluationRecord, site: Hosting, config: Config) -> EvaluationRecord:
+def cluster_with_site(record: EvaluationRecord, site: Hosting, config: Config) -> EvaluationRecord:
     """Return the record with trials hosted if the site requires it, with the reason, and no more workers than fit."""
     options = record.options
-    wants = Wants(
+    wants = NodeNeeds(
         precursor_mb=precursor_memory_mb(record),
         trial_mb=trial_memory_mb(record),
         trial_cpus=options.trial.cpus,
@@ -96,7 +102,7 @@ def cluster_of(config: Config) -> Cluster:
         # be removed
         return LocalCluster(
             work.cache / "jobs",
-            slots=config.cluster.slots or len(gpus) or slots(config),
+            slots=config.cluster.slots or len(gpus) or cpu_slots(config),
             gpus=gpus,
             export=config.cluster.export,
             secrets=_secrets(config),
@@ -213,7 +219,7 @@ def controller_host() -> str:
         if match is not None:
             return match.group(2) or match.group(1)
     except CommandError as error:
-        said, away = str(error), error.timed_out or ends(str(error)) == "away"
+        said, away = str(error), error.timed_out or remedy_of(str(error)) == "away"
     if away:
         raise RetryError(f"{' '.join(argv)}: {said}")
     raise OperatorError(f"{' '.join(argv)}: {said}; set [redis] bind to this host's cluster address")

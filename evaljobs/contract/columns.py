@@ -1,7 +1,7 @@
 """Columns of scored tasks: their documents' ids, values of metrics, and signals from likelihoods, in one Parquet file.
 
 Rule: derived from lm-eval's samples when a task is scored, so that a comparison of two checkpoints reads no samples. A job of
-`evaljobs.scoring.score` leaves the file of its entry; `coordinator.report.columns` merges them into the evaluation's. Missing
+`evaljobs.scoring.score` leaves the file of its entry; `coordinator.results.report.stored_documents` merges them into the evaluation's. Missing
 values are null in the file, and NaN in an array.
 """
 
@@ -57,22 +57,22 @@ def columns_of(samples: Iterable[Mapping[str, Any]], cluster: str | None = None)
         if cluster is not None:
             groups[document] = _cluster(sample, cluster)
         found = {f"{m},{sample.get('filter', 'none')}": sample.get(m) for m in sample.get("metrics", ())}
-        for name, value in {**found, **signals(sample)}.items():
+        for name, value in {**found, **document_signals(sample)}.items():
             if isinstance(value, int | float) and math.isfinite(value):
                 values.setdefault(name, {})[document] = float(value)
     order = sorted(hashes)
     columns: Columns = {
         DOCUMENT: np.array(order, dtype=np.int64),
-        HASH: digests(hashes[d] for d in order),
+        HASH: text_digests(hashes[d] for d in order),
     }
     if groups:
-        columns[CLUSTER] = digests(groups[d] for d in order)
+        columns[CLUSTER] = text_digests(groups[d] for d in order)
     for name, known in values.items():
         columns[name] = np.array([known.get(d, math.nan) for d in order])
     return columns
 
 
-def means(columns: Columns) -> dict[str, float]:
+def signal_means(columns: Columns) -> dict[str, float]:
     """Return means of the signals over documents that have them, named like scores in lm-eval's results; `n`: their number."""
     import numpy as np  # noqa: PLC0415
 
@@ -95,7 +95,7 @@ def _cluster(sample: Mapping[str, Any], field: str) -> str:
     return json.dumps(document[field], sort_keys=True, default=str)
 
 
-def digests(texts: Iterable[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
+def text_digests(texts: Iterable[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return 8 bytes of each text's digest as an integer."""
     import numpy as np  # noqa: PLC0415
 
@@ -130,7 +130,7 @@ def chance_of(samples: Iterable[Mapping[str, Any]]) -> float:
     return sum(1 / count for count in counts.values() if count > 1) / max(1, len(counts))
 
 
-def signals(sample: Mapping[str, Any]) -> dict[str, float]:
+def document_signals(sample: Mapping[str, Any]) -> dict[str, float]:
     """Return the signals of a document's log-likelihoods for its right answer; empty if it is unknown."""
     texts, likelihoods, gold = choices_of(sample)
     if gold is None:
@@ -200,7 +200,7 @@ class Documents:
         return {name: c for name, c in cut.items() if not (c == 0 if name == CLUSTER else np.isnan(c)).all()}
 
 
-def packed(parts: Mapping[Part, Columns]) -> bytes:
+def pack_columns(parts: Mapping[Part, Columns]) -> bytes:
     """Return the Parquet file's bytes: a row per document, `entry` and `task` before the columns; equal for equal columns."""
     import numpy as np  # noqa: PLC0415
     import pyarrow as pa  # noqa: PLC0415
@@ -232,7 +232,7 @@ def packed(parts: Mapping[Part, Columns]) -> bytes:
     return file.getvalue()
 
 
-def unpacked(content: bytes, name: str) -> Documents:
+def unpack_columns(content: bytes, name: str) -> Documents:
     """Return the documents of a file's bytes. Raise OperatorError, with `name`, if it is damaged."""
     import numpy as np  # noqa: PLC0415
     import pyarrow as pa  # noqa: PLC0415

@@ -21,26 +21,33 @@ PLACES = (*ADAPTERS, "tokenizer", "tokenizer_path", "chat_template")
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a request set is cut into batches: "8" by a batch size, "fast-8192-8" in fast mode.
+    """How a request set is cut into batches: "8" by a batch size, "fast-8192-8" in fast mode, "screen-1a2b3c4d-8" in screen mode.
 
     In fast mode a batch of likelihoods is a unit of at most `token_budget` tokens (`requests.units`),
-    and `batch_size` is that of generation. In exact mode the budget is None.
+    and `batch_size` is that of generation. In other modes the budget is None. In screen mode documents are batched in the
+    order in which they are asked, which `order` names by a digest.
     """
 
     batch_size: int
     token_budget: int | None = None
+    order: str = ""
 
     @classmethod
     def parse(cls, text: str) -> Cut:
         """Parse a cut. Raise ValueError for any other text. A shard's "" means the evaluation's and has no text of its own."""
         fast, dash, numbers = text.partition("-")
         budget, _, size = numbers.partition("-")
-        cut = cls(int(size), int(budget)) if dash and fast == "fast" else cls(int(text))
+        if dash and fast == "screen":
+            cut = cls(int(size), order=budget)
+        else:
+            cut = cls(int(size), int(budget)) if dash and fast == "fast" else cls(int(text))
         if str(cut) != text or cut.batch_size < 1 or cut.token_budget == 0:
             raise ValueError(f"{text!r} is not a cut of a request set")
         return cut
 
     def __str__(self) -> str:
+        if self.order:
+            return f"screen-{self.order}-{self.batch_size}"
         if self.token_budget is None:
             return str(self.batch_size)
         return f"fast-{self.token_budget}-{self.batch_size}"

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
-from evaljobs.contract.specs import DEFERRED, SCHEMA_VERSION, Record
+from evaljobs.contract.specs import DEFERRED_BUILD, SCHEMA_VERSION, Record
 
 
 class Built(Record):
@@ -173,7 +173,7 @@ _AnyOutcome = (
     Built | Converted | Staged | Cleared | TrialEnded | Probed | TooLarge | Executed | Scored | Failed
 )
 Outcome = Annotated[_AnyOutcome, Field(discriminator="kind")]
-OUTCOME: TypeAdapter[_AnyOutcome] = TypeAdapter(Outcome, config=DEFERRED)
+OUTCOME: TypeAdapter[_AnyOutcome] = TypeAdapter(Outcome, config=DEFERRED_BUILD)
 
 
 class ShardResponses(Record):

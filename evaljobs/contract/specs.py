@@ -14,18 +14,20 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 SCHEMA_VERSION = 1
 Mode = Literal["exact", "fast"]
 """How likelihoods are computed: with lm-eval's digits, or each shared context once."""
+Blocks = tuple[tuple[int, ...], ...]
+"""Documents of a leaf task in the order in which they are asked, a tuple from one look to the next."""
 
 
-DEFERRED = ConfigDict(defer_build=True)  # schemas are built on first use, so that commands start sooner
+DEFERRED_BUILD = ConfigDict(defer_build=True)  # schemas are built on first use, so that commands start sooner
 
 
 class Record(BaseModel):
     """Base of all records that cross a process. Floats are finite: JSON has no NaN."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, **DEFERRED)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, **DEFERRED_BUILD)
 
 
-class Kept(Record):
+class StateRecord(Record):
     """A file of current state, rewritten by each version: unknown fields are ignored.
 
     A newer version may add fields with a default. All other records with unknown fields are refused, since one may decide a
@@ -61,6 +63,18 @@ class TaskEntry(Record):
     every: Positive = 1  # asked at the first of so many checkpoints of a training, and at the final one
 
 
+class ScreenOptions(Record):
+    """`[screen]` of a suite: the question that each of its tasks answers."""
+
+    reference: Name = (
+        "previous"  # full evaluation to compare with: "previous", "best", a training step, or an id
+    )
+    max_drop: Share = 0.01  # is a task's score lower by more?
+    level: Annotated[float, Field(gt=0, lt=0.5)] = 0.05  # probability of a false verdict
+    power: Annotated[float, Field(ge=0.5, lt=1)] = 0.8  # at which documents are planned
+    seed: int = 0  # of the order in which documents are asked
+
+
 class SuiteSpec(Record):
     """A suite in lm-eval's terms, as a suite file has it.
 
@@ -79,14 +93,20 @@ class SuiteSpec(Record):
     apply_chat_template: bool | str = False  # true, or a template's name: render prompts with the tokenizer's
     system_instruction: str | None = None  # system message of each prompt
     fewshot_as_multiturn: bool | None = None  # examples as turns of the conversation; None: lm_eval's default
-    mode: Mode | None = (
-        None  # "exact": lm-eval's digits, "fast": each shared context once; None: [trial] mode
-    )
+    # "exact": lm-eval's digits, "fast": each shared context once, "screen": as many documents as the question of [screen]
+    # needs; None: [trial] mode
+    mode: Mode | Literal["screen"] | None = None
+    screen: ScreenOptions | None = None  # for mode = "screen"; None: its defaults
     # tokens per forward pass in fast mode, padding included; "auto": found with the batch
     # size; None: 8192, or "auto" if the batch size is
     token_budget: Positive | Literal["auto"] | None = None
     # [[task]], at least one, in the order of reports
     tasks: tuple[TaskEntry, ...] = Field(min_length=1, validation_alias="task")
+
+    @property
+    def computes(self) -> Mode:
+        """How its likelihoods are computed."""
+        return "fast" if self.mode == "fast" else "exact"
 
 
 class Sources(Record):
@@ -197,7 +217,7 @@ class JudgeJob(Record):
 # --- request sets --------------------------------------------------------------------------------------------------
 
 
-class RequestSetManifest(Kept):
+class RequestSetManifest(StateRecord):
     """A leaf task's tokenised requests. Written last: a set with a manifest is complete.
 
     `key` is the request digest. It covers everything that decides an answer besides the weights: the requests with their
@@ -220,7 +240,7 @@ class RequestSetManifest(Kept):
     prompt_tokens: int  # over all turns; answers in later prompts count at their cap
 
 
-class EntryManifest(Kept):
+class EntryManifest(StateRecord):
     """All leaves of a suite entry are built: leaf task -> folder below its own. Written last.
 
     `shown`: name of a file beside this one, path -> digest of what the build opened and imported
@@ -233,7 +253,7 @@ class EntryManifest(Kept):
     shown: str = ""  # "": from a version that did not record it; such sets are rebuilt
 
 
-class BatchIndex(Kept):
+class BatchIndex(StateRecord):
     """A request set's batches in one cut (`names.Cut`), in execution order. Position i is batch i.
 
     `offsets[i]..offsets[i+1]` are the bytes of batch i in the batch file (len(offsets) = batches + 1). `prefill_tokens` are
@@ -252,6 +272,7 @@ class BatchIndex(Kept):
     generated_tokens: tuple[int, ...]
     asked_tokens: tuple[int, ...] = ()
     documents: tuple[tuple[int, ...], ...]
+    ends: tuple[int, ...] = ()  # in screen mode: of each block the batch after its last one
 
 
 # --- specs of jobs -----------------------------------------------------------------------------------------------------
@@ -276,6 +297,7 @@ class BuildSpec(Record):
     out_dir: str  # request_sets/<lookup digest of this entry>
     offline: bool = True
     source: str = ""  # expected `Sources.files` of the entry; "": not checked
+    blocks: dict[str, Blocks] = {}  # leaf task -> its documents as they are asked, in screen mode
 
 
 class ConvertSpec(Record):
@@ -385,6 +407,8 @@ class ScoreSpec(Record):
     entry: int
     request_sets: dict[str, str]
     frames: dict[str, tuple[FrameRef, ...]]  # leaf task -> every shard's record
+    # in screen mode: leaf task -> documents that these records answer; no score of lm-eval's is made of them
+    documents: dict[str, tuple[int, ...]] | None = None
     model_dir: str
     model: ModelOptions
     bootstrap_iters: int = 100_000
@@ -395,4 +419,4 @@ class ScoreSpec(Record):
 
 _AnySpec = BuildSpec | ConvertSpec | StageSpec | TrialSpec | HostSpec | ExecuteSpec | ScoreSpec
 Spec = Annotated[_AnySpec, Field(discriminator="kind")]
-SPEC: TypeAdapter[_AnySpec] = TypeAdapter(Spec, config=DEFERRED)
+SPEC: TypeAdapter[_AnySpec] = TypeAdapter(Spec, config=DEFERRED_BUILD)

@@ -27,7 +27,7 @@ from typing import IO, TypeVar
 
 import xxhash
 
-from evaljobs.contract.folded import open_file
+from evaljobs.contract.archived_files import open_file
 from evaljobs.contract.outcomes import Outcome, ShardResponses
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import SCHEMA_VERSION, FrameRef, Record
@@ -104,7 +104,7 @@ def make_file(path: str | Path, flags: int = os.O_WRONLY | os.O_APPEND) -> int:
     return descriptor
 
 
-def patiently(work: Callable[[], T]) -> T:
+def retry_while_away(work: Callable[[], T]) -> T:
     """Return the result of `work`, retried while storage is unavailable; raise its last error after PATIENCE_SECONDS."""
     end = time.monotonic() + PATIENCE_SECONDS
     while True:
@@ -135,7 +135,7 @@ def try_lock(file: int | IO[bytes], *, shared: bool = False, wait: float = 0.0) 
 
 
 @contextlib.contextmanager
-def locked(path: Path, *, wait: float = math.inf) -> Iterator[bool]:
+def hold_lock(path: Path, *, wait: float = math.inf) -> Iterator[bool]:
     """Hold the lock file `path`, created with its folder, within the context; False if `try_lock` did not get it. Without
     file locks it excludes no process.
     """

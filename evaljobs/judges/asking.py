@@ -20,19 +20,19 @@ from typing import Any, Final
 
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import JudgeConfig, JudgeJob
-from evaljobs.contract.storage import locked, read_secret
+from evaljobs.contract.storage import hold_lock, read_secret
 from evaljobs.errors import OperatorError
 from evaljobs.judges.judgement import (
     Ask,
     Judgement,
     Reply,
     ask_key,
-    cost,
     cost_at_most,
-    find,
-    judgements,
-    keep,
+    find_judgement,
     read_answer,
+    read_judgements,
+    reply_cost,
+    write_judgement,
 )
 
 LIMITED_SECONDS: Final = 900.0  # longest time for an ask to wait out 429 replies
@@ -62,7 +62,7 @@ def read_key(judge: JudgeConfig) -> str | None:
     return key
 
 
-def plain(text: str) -> str:
+def without_surrogates(text: str) -> str:
     """Return a text without lone surrogates, which can be neither sent nor written to a file."""
     return text.encode(errors="replace").decode()
 
@@ -92,8 +92,8 @@ class Judges:
         self._key = read_key(self._options)
         endpoint = hashlib.sha256(f"{self._options.url}\n{self._options.model}".encode()).hexdigest()[:16]
         # File WORK_DIR/cache/judgements/HASH.lock: locked (flock) by the one job that asks a judge | a metric worker | stays
-        with locked(self._cache / f"{endpoint}.lock"):
-            found = judgements(self._folder)
+        with hold_lock(self._cache / f"{endpoint}.lock"):
+            found = read_judgements(self._folder)
             self._spent = sum(j.cost_millionths for j in found if j.evaluation == self._evaluation)
             return asyncio.run(self._ask_all(self._missing(wanted)))
 
@@ -103,14 +103,14 @@ class Judges:
 
     def _reply(self, ask: Ask) -> Reply:
         key = ask_key(ask, self._options)
-        found = find(self._folder, self._cache, key)
+        found = find_judgement(self._folder, self._cache, key)
         if found is not None and found.answer is not None:
             return read_answer(ask.form, found.answer)
         on_disk = found.error if found is not None else "not asked"
         return Reply(value=None, error=self._errors.get(key) or on_disk)
 
     def _missing(self, asks: Mapping[str, Ask]) -> dict[str, Ask]:
-        found = {key: find(self._folder, self._cache, key) for key in asks}
+        found = {key: find_judgement(self._folder, self._cache, key) for key in asks}
         return {key: ask for key, ask in asks.items() if (had := found[key]) is None or had.answer is None}
 
     async def _ask_all(self, asks: Mapping[str, Ask]) -> int:
@@ -177,13 +177,13 @@ class Judges:
             job=self._name,
             **self._options.model_dump(include={"url", "model", "temperature", "max_tokens"}),
             form=ask.form,
-            system=plain(ask.system),
-            user=plain(ask.user),
+            system=without_surrogates(ask.system),
+            user=without_surrogates(ask.user),
             seconds=time.time() - started,
             answered_at=time.time(),
             **found,
         )
-        keep(self._folder, self._cache, judgement)
+        write_judgement(self._folder, self._cache, judgement)
         self._spent += judgement.cost_millionths
         self._errors[key] = judgement.error
         return True
@@ -235,8 +235,8 @@ class Judges:
                 return await client.chat.completions.with_raw_response.create(
                     model=self._options.model,
                     messages=[
-                        {"role": "system", "content": plain(ask.system)},
-                        {"role": "user", "content": plain(ask.user)},
+                        {"role": "system", "content": without_surrogates(ask.system)},
+                        {"role": "user", "content": without_surrogates(ask.user)},
                     ],
                     temperature=self._options.temperature,
                     extra_headers=None if self._key else {"Authorization": openai.Omit()},
@@ -263,7 +263,7 @@ class Judges:
                 "answer": self._without_key(answer),
                 "prompt_tokens": prompt,
                 "completion_tokens": completion,
-                "cost_millionths": cost(self._options, prompt or 0, completion or 0) if known else most,
+                "cost_millionths": reply_cost(self._options, prompt or 0, completion or 0) if known else most,
             }
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return {"answer": None, "error": f"the response is not a chat completion: {self._clean(text)}"}
@@ -273,7 +273,7 @@ class Judges:
         return "".join(c if c.isprintable() else "?" for c in line)
 
     def _without_key(self, text: str) -> str:
-        return plain(text).replace(self._key, "[key]") if self._key else plain(text)
+        return without_surrogates(text).replace(self._key, "[key]") if self._key else without_surrogates(text)
 
 
 def _count(value: Any) -> int | None:

@@ -21,7 +21,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from evaljobs.contract.folded import files_in, read_bytes
+from evaljobs.contract.archived_files import files_in, read_bytes
 from evaljobs.contract.specs import SCHEMA_VERSION, JudgeConfig, Record
 from evaljobs.contract.storage import make_folder, write_atomic
 
@@ -115,7 +115,7 @@ def _end(answer: str) -> str:
     return repr(text[-80:]) if text else "its answer is empty"
 
 
-def cost(judge: JudgeConfig, prompt_tokens: int, completion_tokens: int) -> int:
+def reply_cost(judge: JudgeConfig, prompt_tokens: int, completion_tokens: int) -> int:
     """Return millionths of the prices' currency; prices are per million tokens."""
     return math.ceil(
         prompt_tokens * (judge.price_per_million_prompt_tokens or 0.0)
@@ -126,13 +126,13 @@ def cost(judge: JudgeConfig, prompt_tokens: int, completion_tokens: int) -> int:
 def cost_at_most(judge: JudgeConfig, ask: Ask) -> int:
     """Return the maximum cost of one request: a token per byte (64 more for a template), longest answer."""
     letters = len(ask.system.encode(errors="replace")) + len(ask.user.encode(errors="replace"))
-    return cost(judge, letters + 64, judge.max_tokens)
+    return reply_cost(judge, letters + 64, judge.max_tokens)
 
 
 # --- on disk ---------------------------------------------------------------------------------------------------------
 
 
-def find(folder: Path, cache: Path, key: str) -> Judgement | None:
+def find_judgement(folder: Path, cache: Path, key: str) -> Judgement | None:
     """Return the judgement of an ask, possibly an error; copy an answer of another evaluation into `folder`."""
     own = _read(folder / f"{key}.json")
     if own is not None and own.answer is not None:
@@ -140,11 +140,11 @@ def find(folder: Path, cache: Path, key: str) -> Judgement | None:
     shared = _read(_link(cache, key))
     if shared is None:
         return own
-    keep(folder, cache, shared)
+    write_judgement(folder, cache, shared)
     return shared
 
 
-def keep(folder: Path, cache: Path, judgement: Judgement) -> None:
+def write_judgement(folder: Path, cache: Path, judgement: Judgement) -> None:
     """Write a judgement durably. Raise OSError if the file system refuses."""
     own, link = folder / f"{judgement.key}.json", _link(cache, judgement.key)
     write_atomic(own, judgement.model_dump_json(indent=1).encode())
@@ -154,7 +154,7 @@ def keep(folder: Path, cache: Path, judgement: Judgement) -> None:
             os.link(own, link)
 
 
-def judgements(folder: Path) -> Iterator[Judgement]:
+def read_judgements(folder: Path) -> Iterator[Judgement]:
     """Yield all judgements of an evaluation's folder, errors included; unreadable files are skipped."""
     for file in files_in(folder, "*.json"):
         if (found := _read(file)) is not None:

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import TypeAdapter
 
-from evaljobs.contract.specs import DEFERRED, BatchIndex
+from evaljobs.contract.specs import DEFERRED_BUILD, BatchIndex
 
 Kind = Literal["loglikelihood", "loglikelihood_rolling", "generate_until"]
 BLOCK = 512  # pieces per line of the requests file
@@ -109,8 +109,8 @@ class Batch:
 # --- files' lines ------------------------------------------------------------------------------------------------
 
 
-_PIECES = TypeAdapter(list[Piece], config=DEFERRED)
-_BATCH = TypeAdapter(list[Batch], config=DEFERRED)
+_PIECES = TypeAdapter(list[Piece], config=DEFERRED_BUILD)
+_BATCH = TypeAdapter(list[Batch], config=DEFERRED_BUILD)
 
 
 def _pack(data: bytes) -> bytes:
@@ -156,14 +156,14 @@ def decode_batch(line: bytes) -> Batch:
 Chunk = tuple[Batch, int, int]
 
 
-def chunks(head: RequestsHead, pieces: Sequence[Piece], batch_size: int) -> Iterator[Chunk]:
+def batch_chunks(head: RequestsHead, pieces: Sequence[Piece], batch_size: int) -> Iterator[Chunk]:
     """Yield all batches of a request set, in lm-eval's execution order."""
     by_kind: dict[Kind, list[Piece]] = {}
     for piece in pieces:
         by_kind.setdefault(piece.kind, []).append(piece)
     for kind, members in by_kind.items():
         if kind == "generate_until":
-            yield from generations(head, members, batch_size)
+            yield from generation_chunks(head, members, batch_size)
         elif kind == "loglikelihood":
             yield from _likelihood(head, members, batch_size)
         else:
@@ -214,7 +214,7 @@ def _likelihood(head: RequestsHead, pieces: Sequence[Piece], batch_size: int) ->
         yield _forward(head, sorted(members, key=lambda p: p.index), inferred)
 
 
-def generations(head: RequestsHead, pieces: Sequence[Piece], batch_size: int) -> Iterator[Chunk]:
+def generation_chunks(head: RequestsHead, pieces: Sequence[Piece], batch_size: int) -> Iterator[Chunk]:
     """Yield chunks of n prompts, longest first, per generation settings (HFLM.generate_until)."""
     from lm_eval.models.utils import Collator  # noqa: PLC0415
 

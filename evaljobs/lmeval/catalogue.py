@@ -1,7 +1,7 @@
 """What tasks, groups and tags there are, what they hold, and whether lm-eval can load them, by their YAML files.
 
     python -m evaljobs catalogue CACHE    describes lm-eval's own tasks there, by version: reading them takes seconds
-    python -m evaljobs tasks JSON         prints an `Answer` as a line of JSON: how lm-eval resolves the names of a suite
+    python -m evaljobs tasks JSON         prints an `ResolvedNames` as a line of JSON: how lm-eval resolves the names of a suite
 
 Rule: it reads YAML files, folders and the Hugging Face cache, loads no task and imports no function. Not checked: what is in
 modules and data, which the build says, data sets of tasks that are Python classes, and metric scripts. Called from
@@ -28,17 +28,17 @@ from evaljobs.contract.storage import write_atomic
 from evaljobs.errors import JobError, OperatorError
 from evaljobs.lmeval import conversations, quiet_environment, task_paths
 from evaljobs.lmeval.task_yaml import (
-    Defined,
     Function,
     Index,
+    TaskDefinition,
     defined_by,
     index_of,
+    iterate_texts,
     merged_config,
     missing_include,
     names_in,
-    parsed,
-    reached,
-    texts,
+    parse_yaml,
+    reachable_names,
 )
 
 FUNCTION = "!function"
@@ -51,11 +51,11 @@ DEFAULT_METRICS = {
 }
 MAX_NEAREST = 3
 # arguments of load_dataset that do not select data
-HANDLING = ("split", "streaming", "keep_in_memory", "num_proc", "verification_mode", "save_infos", "trust_remote_code")  # fmt: skip
+DATA_HANDLING_KEYS = ("split", "streaming", "keep_in_memory", "num_proc", "verification_mode", "save_infos", "trust_remote_code")  # fmt: skip
 
 
 @dataclass(kw_only=True)
-class Described(Defined):
+class TaskDescription(TaskDefinition):
     """A task, group or tag, with its contents."""
 
     kind: str  # a task's output type; "group", "tag", or "python" for a task that is a class
@@ -68,26 +68,28 @@ class Described(Defined):
     filtered: bool = False  # a function chooses or makes the documents: rows are not documents
 
 
-def describe(index: Index, read: Callable[[Path], dict[str, Any]] = parsed) -> dict[str, Described]:
+def describe_tasks(
+    index: Index, read: Callable[[Path], dict[str, Any]] = parse_yaml
+) -> dict[str, TaskDescription]:
     """Return name -> description of everything that an index defines. `read`: returns a YAML's own content."""
     return {
         name: _described(merged_config(Path(one.yaml), read=read), one.yaml)
         if one.yaml
-        else Described(kind="tag", members=one.members)
+        else TaskDescription(kind="tag", members=one.members)
         for name, one in index.items()
     }
 
 
-def _described(config: Mapping[str, Any], file: str) -> Described:
+def _described(config: Mapping[str, Any], file: str) -> TaskDescription:
     if "class" in config:
-        return Described(kind="python", yaml=file)
+        return TaskDescription(kind="python", yaml=file)
     if "group" in config:
-        return Described(kind="group", members=[*names_in(config.get("task"))], yaml=file)
+        return TaskDescription(kind="group", members=[*names_in(config.get("task"))], yaml=file)
     split = str(config.get("test_split") or config.get("validation_split") or "")
     shots = config.get("num_fewshot")
     kind = str(config.get("output_type") or "generate_until")
     dataset, files = _data(config, split)
-    return Described(
+    return TaskDescription(
         kind=kind,
         metrics=_metrics(config) or DEFAULT_METRICS.get(kind, ()),
         num_fewshot=shots if isinstance(shots, int) else 0,
@@ -107,12 +109,12 @@ def _metrics(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _data(config: Mapping[str, Any], split: str) -> tuple[str, tuple[str, ...]]:
-    """Return `dataset` and `files` of a `Described`."""
+    """Return `dataset` and `files` of a `TaskDescription`."""
     named = config.get("dataset_kwargs")
     if isinstance(named, dict) and "data_files" in named:
         own = {**named, "data_files": list(_of_split(named["data_files"], split))}
         config = {**config, "dataset_kwargs": own}
-    found, custom = task_paths.source(config), config.get("custom_dataset")
+    found, custom = task_paths.data_source(config), config.get("custom_dataset")
     dataset = found.hub or found.path or "" if custom is None else f"{FUNCTION} {custom}"
     return str(dataset), found.files
 
@@ -134,26 +136,26 @@ def _of_split(files: Any, split: str) -> Iterator[str]:
 # --- lm-eval's own ----------------------------------------------------------------------------------------------------
 
 
-def kept(place: Path) -> dict[str, Described] | None:
+def cached_descriptions(place: Path) -> dict[str, TaskDescription] | None:
     """Read the descriptions in a cache's file; None if it has none."""
     try:
         rows: dict[str, Any] = json.loads(place.read_bytes())
-        return {name: Described(**row) for name, row in rows.items()}
+        return {name: TaskDescription(**row) for name, row in rows.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return None
 
 
-def own_tasks(cache: Path | None) -> dict[str, Described]:
+def own_tasks(cache: Path | None) -> dict[str, TaskDescription]:
     """Describe lm-eval's own tasks, groups and tags, of the installation that this process would import."""
     spec = importlib.util.find_spec("lm_eval")
     assert spec is not None, "lm_eval is not installed"
     folder = Path(str(spec.origin)).parent / "tasks"
     place = None if cache is None else task_catalogue(cache, importlib.metadata.version("lm_eval"))
-    found = kept(place) if place is not None else None
+    found = cached_descriptions(place) if place is not None else None
     if found and next(one.yaml for one in found.values() if one.yaml).startswith(f"{folder}/"):
         return found
-    read = functools.cache(parsed)  # hundreds of YAMLs include one template
-    found = describe(index_of([str(folder)], read), read)
+    read = functools.cache(parse_yaml)  # hundreds of YAMLs include one template
+    found = describe_tasks(index_of([str(folder)], read), read)
     if place is not None:
         rows = {n: {key: value for key, value in asdict(one).items() if value} for n, one in found.items()}
         with contextlib.suppress(OSError):  # a full disk: the next call reads them again
@@ -181,7 +183,7 @@ def folder_index(include_path: tuple[str, ...]) -> Index:
 
 def _with_names(path: Path) -> dict[str, Any]:
     """Return a YAML's own content. Raise OperatorError if a name in it is not text, since lm-eval fails to sort all names."""
-    config = parsed(path)
+    config = parse_yaml(path)
     for key in ("task", "group", "tag"):
         value = config.get(key, "")
         for name in (value or ()) if key == "tag" and not isinstance(value, str) else [value]:
@@ -204,7 +206,7 @@ def unknown_tasks(names: Sequence[str], known: Sequence[str]) -> dict[str, list[
 
 
 @dataclass(kw_only=True)
-class Answer:
+class ResolvedNames:
     """The names of a suite, sorted by what lm-eval can do with them."""
 
     unknown: dict[str, list[str]] = field(default_factory=dict)  # name -> nearest names
@@ -213,12 +215,12 @@ class Answer:
     files: list[str] = field(default_factory=list)  # local data: files, file patterns, folders
 
 
-def check(arguments: Sequence[str]) -> int:
-    """Run the check. The argument: keywords of `ask`, as JSON."""
+def print_resolved_names(arguments: Sequence[str]) -> int:
+    """Run the check. The argument: keywords of `resolve_names`, as JSON."""
     quiet_environment(offline=True)
     os.environ["LMEVAL_LOG_LEVEL"] = "ERROR"
     try:
-        answer = ask(**json.loads(arguments[0]))
+        answer = resolve_names(**json.loads(arguments[0]))
     except JobError as error:
         sys.stderr.write(f"{error}\n")
         return 2
@@ -226,28 +228,28 @@ def check(arguments: Sequence[str]) -> int:
     return 0
 
 
-def ask(
+def resolve_names(
     include_path: Sequence[str],
     names: Sequence[str],
     cache: str | None = None,
     *,
     chat: bool = False,
     no_likelihoods: str = "",
-) -> Answer:
+) -> ResolvedNames:
     """Return how lm-eval resolves these names or YAML files. `cache`: folder; `chat`: the suite applies a chat template.
 
     `no_likelihoods`: why tasks of likelihoods cannot run; "" where they can.
 
     Call it offline, as jobs run.
     """
-    answer = Answer()
+    answer = ResolvedNames()
     files = {name: defined_by(Path(name)) for name in names if Path(name).is_file()}
     index: Index = {**folder_index(tuple(include_path)), **files}
-    if not reached(index, names) <= index.keys():
+    if not reachable_names(index, names) <= index.keys():
         index = {**own_tasks(Path(cache) if cache else None), **index}
     answer.unfit = {
         name: why
-        for name in reached(index, names)
+        for name in reachable_names(index, names)
         if name in index and (path := index[name].yaml) and (why := missing_include(Path(path)))
     }
     answer.unknown = unknown_tasks([n for n in names if n not in answer.unfit], list(index))
@@ -292,15 +294,15 @@ def _leaf_configs(index: Index, names: Sequence[str]) -> dict[str, Mapping[str, 
 
 
 def _look(
-    answer: Answer, name: str, config: Mapping[str, Any], *, chat: bool, cached: dict[str, bool]
+    answer: ResolvedNames, name: str, config: Mapping[str, Any], *, chat: bool, cached: dict[str, bool]
 ) -> None:
-    turns = conversations.unfit(config, chat=chat)
-    source = task_paths.Source() if "class" in config else task_paths.source(config)
+    turns = conversations.unfit_reason(config, chat=chat)
+    source = task_paths.Source() if "class" in config else task_paths.data_source(config)
     why = (
         (turns and f"it has further turns, but {turns}")
         or source.trouble
         or task_paths.missing_function(config)
-        or unscorable(config)
+        or unscorable_reason(config)
     )
     if why:
         answer.unfit.setdefault(name, why)
@@ -311,10 +313,10 @@ def _look(
         if key not in cached:
             cached[key] = is_cached(source, config.get("dataset_name"))
         if not cached[key]:
-            answer.uncached[name] = source.hub + task_paths.nor_beside(config)
+            answer.uncached[name] = source.hub + task_paths.missing_file_message(config)
 
 
-def unscorable(config: Mapping[str, Any]) -> str:
+def unscorable_reason(config: Mapping[str, Any]) -> str:
     """Return an error about an output type or a metric that lm-eval lacks; "" if there is none."""
     from lm_eval.api.registry import metric_registry  # noqa: PLC0415
     from lm_eval.api.task import ALL_OUTPUT_TYPES  # noqa: PLC0415
@@ -326,7 +328,7 @@ def unscorable(config: Mapping[str, Any]) -> str:
         return f"output_type {kind!r} should be {', '.join(ALL_OUTPUT_TYPES[:-1])} or {ALL_OUTPUT_TYPES[-1]}"
     listed = config.get("metric_list")
     # the module of a function may register its own metrics
-    registers = any(isinstance(value, Function) for _, value in texts(config))
+    registers = any(isinstance(value, Function) for _, value in iterate_texts(config))
     for each in listed if isinstance(listed, list) and config.get("process_results") is None else ():
         metric = each.get("metric") if isinstance(each, dict) else None
         if metric is None:
@@ -347,9 +349,9 @@ def is_cached(source: task_paths.Source, subset: str | None) -> bool:
     """Return whether `datasets` finds a hub data set offline; True on any other error."""
     import datasets  # noqa: PLC0415
 
-    keywords = {key: value for key, value in source.keywords.items() if key not in HANDLING}
+    keywords = {key: value for key, value in source.keywords.items() if key not in DATA_HANDLING_KEYS}
     try:
         datasets.load_dataset_builder(source.path, name=subset, **keywords)
     except Exception as error:  # noqa: BLE001 (of many libraries; loading the task reports it)
-        return not (isinstance(error, FileNotFoundError) or task_paths.not_cached(error))
+        return not (isinstance(error, FileNotFoundError) or task_paths.not_cached_reason(error))
     return True

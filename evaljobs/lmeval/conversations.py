@@ -42,7 +42,7 @@ def messages_of(document: Any, field: str) -> list[str]:
     return messages
 
 
-def unfit(config: Mapping[str, Any], *, chat: bool) -> str:
+def unfit_reason(config: Mapping[str, Any], *, chat: bool) -> str:
     """Return why a task with this YAML config cannot have its later turns; "" if it can or has none.
 
     `chat`: the suite applies a chat template.
@@ -67,7 +67,7 @@ def unfit(config: Mapping[str, Any], *, chat: bool) -> str:
 
 def check_task(name: str, task: Any, lm: Any, *, chat: bool) -> bool:
     """Return whether a task has conversations. Raise OperatorError if its settings do not allow them."""
-    reason = unfit({**vars(task.config), "output_type": task.OUTPUT_TYPE}, chat=chat)
+    reason = unfit_reason({**vars(task.config), "output_type": task.OUTPUT_TYPE}, chat=chat)
     if not reason and follow_up_of(task) and lm.backend != "causal":
         reason = "a sequence-to-sequence model cannot hold a conversation"
     if reason:
@@ -75,7 +75,7 @@ def check_task(name: str, task: Any, lm: Any, *, chat: bool) -> bool:
     return bool(follow_up_of(task))
 
 
-def turns(response: Any) -> tuple[str, ...]:
+def turn_answers(response: Any) -> tuple[str, ...]:
     """Return a conversation's answers in order, from one of the `results` of `process_results`."""
     if isinstance(response, tuple) and all(isinstance(answer, str) for answer in response):
         return response
@@ -100,7 +100,7 @@ def conversation_of(lm: Any, name: str, instance: Any, field: str) -> Conversati
     return Conversation(history=history, turns=later)
 
 
-def converse(
+def answer_conversations(
     lm: Any, pieces: Sequence[Piece], generate: Callable[[list[str], list[Piece]], list[str]]
 ) -> list[str] | list[list[str]]:
     """Return answers of one batch: a text per piece, or a list of texts per conversation.

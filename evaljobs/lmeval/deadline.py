@@ -17,7 +17,7 @@ class LateError(BaseException):
 
 
 @contextlib.contextmanager
-def deadline(seconds: float | None) -> Iterator[None]:
+def task_deadline(seconds: float | None) -> Iterator[None]:
     """Raise LateError after `seconds` (None: never); afterwards restore an earlier alarm. For the main thread.
 
     Metrics set alarms and leave them (lm-eval's minerva_math), so both are set again each time.

@@ -19,7 +19,9 @@ from evaljobs.errors import OperatorError
 from evaljobs.judges.judgement import Ask, Reply
 
 
-def unrun(*, k: Any = (1, 10, 100), **_arguments: Any) -> tuple[dict[str, float], dict[str, Any]]:
+def placeholder_scores(
+    *, k: Any = (1, 10, 100), **_arguments: Any
+) -> tuple[dict[str, float], dict[str, Any]]:
     """Return a dummy answer while tasks are loaded: some of lm-eval's try the metric and drop its value."""
     ks = [k] if isinstance(k, int) else list(k)
     return {f"pass@{n}": 0.0 for n in ks}, {}
@@ -69,7 +71,7 @@ def _no_judge(_asks: Sequence[Ask]) -> list[Reply]:
     raise OperatorError("a judge task is scored by `evalspan eval`, with [judge] in evalspan.toml")
 
 
-SEAM = CodeEvalSeam(unrun)
+SEAM = CodeEvalSeam(placeholder_scores)
 JUDGES = JudgeSeam(_no_judge)
 
 
@@ -107,7 +109,7 @@ class _LazyEvaluate(types.ModuleType):
         return getattr(_import_real(), name)
 
 
-def install() -> None:
+def install_seam() -> None:
     """Install the seam; idempotent. Call it before any task is loaded."""
     if "evaluate" not in sys.modules:
         sys.modules["evaluate"] = _LazyEvaluate()

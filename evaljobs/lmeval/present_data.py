@@ -25,7 +25,7 @@ LEFT_SECONDS = 86400.0  # after which such a folder belongs to a build that was 
 
 
 @contextlib.contextmanager
-def made_anew() -> Iterator[None]:
+def prepare_afresh() -> Iterator[None]:
     """Make `datasets` return current data within the context. Its results are in a folder that is removed at the end.
 
     So a second `map` of the same data finds the first one's result, as in a process of lm_eval with an empty cache: GPQA

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,8 +17,8 @@ from typing import Any, Final
 from evaljobs.contract.specs import FrameRef, ModelOptions
 from evaljobs.contract.storage import FrameError, read_frame
 from evaljobs.errors import JobError, OperatorError
-from evaljobs.lmeval.batches import RequestsHead
-from evaljobs.lmeval.deadline import LateError, deadline
+from evaljobs.lmeval.batches import Piece, RequestsHead
+from evaljobs.lmeval.deadline import LateError, task_deadline
 from evaljobs.lmeval.result_keys import instances_digest
 from evaljobs.lmeval.run import RequestsBuiltError
 
@@ -76,6 +76,19 @@ def check_whole(head: RequestsHead, answers: Sequence[Any]) -> None:
             f"task {head.task}: {len(missing)} of {head.requests} requests have no response "
             f"(the first is {missing[0]}): no partial score is made"
         )
+
+
+def restrict_answers(leaf: Answers, pieces: Iterable[Piece], documents: Collection[int]) -> Answers:
+    """The answers of these documents; others have blanks, whose scores the caller drops. ReplayError where one lacks an answer."""
+    blanks = {"loglikelihood": (0.0, False), "loglikelihood_rolling": 0.0}
+    wanted, answers = set(documents), list(leaf.answers)
+    for piece in pieces:
+        turns = len(piece.conversation.turns) + 1 if piece.conversation is not None else 0
+        if piece.document not in wanted:
+            answers[piece.index] = blanks.get(piece.kind, ("",) * turns or "")
+    made = Answers(head=leaf.head, answers=answers)
+    check_whole(made.head, made.answers)
+    return made
 
 
 def has_answer(answers: Sequence[Any], index: int) -> bool:
@@ -173,7 +186,7 @@ class ChatTemplate:
         import jinja2  # noqa: PLC0415
 
         def rendered(messages: list[dict[str, str]]) -> str:
-            with deadline(TEMPLATE_SECONDS):
+            with task_deadline(TEMPLATE_SECONDS):
                 return str(
                     self.tokenizer.apply_chat_template(
                         messages,

@@ -24,9 +24,9 @@ BY_NAME = (
     "n-samples",
 )
 # lm-eval sorts these by name.
-SORTED = ("configs", "versions", "n-shot", "higher_is_better")
+SORTED_SECTIONS = ("configs", "versions", "n-shot", "higher_is_better")
 
-VERSIONS = ("transformers_version", "lm_eval_version")
+VERSION_KEYS = ("transformers_version", "lm_eval_version")
 
 
 def merge_results(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -42,12 +42,12 @@ def merge_results(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             if part == "group_subtasks":
                 found = {group: [alias.get(one, one) for one in members] for group, members in found.items()}
             merged[part] |= {name: value for name, value in found.items() if name not in merged[part]}
-    for part in SORTED:
+    for part in SORTED_SECTIONS:
         merged[part] = dict(sorted(merged[part].items()))
     if not merged["groups"]:
         del merged["groups"]
     if scores:
-        merged |= {key: scores[0][key] for key in ("config", *VERSIONS) if key in scores[0]}
+        merged |= {key: scores[0][key] for key in ("config", *VERSION_KEYS) if key in scores[0]}
     return merged
 
 

@@ -23,7 +23,7 @@ from evaljobs.contract.specs import ModelOptions, SuiteSpec, TaskEntry
 from evaljobs.errors import JobError, OperatorError, one_line
 from evaljobs.lmeval import hooks, present_data, source_files, task_errors, task_paths
 from evaljobs.lmeval.catalogue import folder_index, own_tasks, unknown_tasks
-from evaljobs.lmeval.task_yaml import reached
+from evaljobs.lmeval.task_yaml import reachable_names
 
 DEFAULT_SEEDS = (0, 1234, 1234, 1234)  # python, numpy, torch, few-shot: lm_eval/_cli/run.py --seed
 HUB_SECONDS = 10.0  # longest wait for the Hub's first answer
@@ -90,7 +90,7 @@ def _explained(error: Exception, names: Any) -> Exception:
     while cause is not None and cause not in causes:
         causes.append(cause)
         cause = cause.__cause__ or cause.__context__
-    if any(task_paths.not_cached(cause) for cause in causes):
+    if any(task_paths.not_cached_reason(cause) for cause in causes):
         if os.environ.get("HF_DATASETS_OFFLINE") != "1":
             return OperatorError(
                 f"the data set of task {named} could not be fetched ({os.environ.get(NO_HUB) or one_line(error)}): "
@@ -171,7 +171,7 @@ def task_manager(
     """
     text = json.dumps(metadata or {}, sort_keys=True, default=str)
     index = folder_index(tuple(include_path))
-    return _manager(tuple(include_path), text, cache, own=not reached(index, [name]) <= index.keys())
+    return _manager(tuple(include_path), text, cache, own=not reachable_names(index, [name]) <= index.keys())
 
 
 def run_entry(
@@ -187,7 +187,7 @@ def run_entry(
     multiturn = suite.fewshot_as_multiturn
     if multiturn is None:  # EvaluatorConfig._validate_arguments
         multiturn = bool(suite.apply_chat_template)
-    with present_data.made_anew(), _without_environment_report(), task_errors.located():
+    with present_data.prepare_afresh(), _without_environment_report(), task_errors.locate_errors():
         results = lm_eval.evaluator.simple_evaluate(
             model=lm,
             task_manager=tasks,
@@ -214,7 +214,7 @@ def entry_tasks(
     suite: SuiteSpec, entry: TaskEntry, *, model: ModelOptions, model_dir: str, cache: Path | None
 ) -> Tasks:
     """Return the unloaded tasks of an entry. Raise OperatorError if lm-eval defines none. `cache`: as in `task_manager`."""
-    hooks.install()
+    hooks.install_seam()
     # as in the command: RULER reads its tokenizer there
     metadata = {"pretrained": model_dir, **model.model_args}
     manager = task_manager(suite.include_path, entry.name, metadata, cache)

@@ -29,13 +29,24 @@ from evaljobs.lmeval.source_files import Digests, datasets_cache, hf_home, hub_c
 
 Rows = Mapping[str, str]  # path, or package -> digest
 PACKAGE: Final = "package:"
-FAILED: Final = "shown-failed.json"  # rows of an entry's last failed build
+FAILED_BUILD_FILE: Final = "shown-failed.json"  # rows of an entry's last failed build
 
-CHANGING: Final = "changed while it was read"  # digest of such a file, which equals none
+CHANGING_DIGEST: Final = "changed while it was read"  # digest of such a file, which equals none
 # Locations of the machine, not of an evaluation; site-packages below them count.
-SYSTEM: Final = ("/proc", "/sys", "/dev/fd", "/etc", "/run", "/usr", "/lib", "/lib64", "/bin", "/sbin")
+SYSTEM_FOLDERS: Final = (
+    "/proc",
+    "/sys",
+    "/dev/fd",
+    "/etc",
+    "/run",
+    "/usr",
+    "/lib",
+    "/lib64",
+    "/bin",
+    "/sbin",
+)
 # Below ~/.cache; Hugging Face's cache counts by revisions.
-CACHES: Final = ("torch", "triton", "vllm", "matplotlib")
+CACHE_FOLDERS: Final = ("torch", "triton", "vllm", "matplotlib")
 PACKAGES: Final = ("site-packages", "dist-packages")
 # Packages that decide an answer, whether or not a job of the CPU imports them.
 ENGINES: Final = ("torch", "transformers", "tokenizers", "accelerate", "peft", "lm_eval")
@@ -46,10 +57,10 @@ EVENTS: Final = {
     "os.scandir": 0,
 }  # audit event -> number of its path
 # Names that appear and disappear: compiled modules, and files on NFS that are removed while open.
-PASSING: Final = ("__pycache__", ".nfs")
+PASSING_NAMES: Final = ("__pycache__", ".nfs")
 # They list folders for modules and data with rows of their own; the library's helpers list for their caller.
 FINDERS: Final = ("importlib", "pkgutil", f"{Path(__file__).parents[1]}/")
-HELPERS: Final = ("/pathlib.py", "/pathlib/", "/glob.py", "/os.py", "<frozen os>")
+HELPER_FILES: Final = ("/pathlib.py", "/pathlib/", "/glob.py", "/os.py", "<frozen os>")
 
 
 class _Recorder:
@@ -112,7 +123,7 @@ class _Recorder:
 
 def _caller(frame: FrameType | None) -> str:
     """Return the file whose code lists a folder, through any helper of the library."""
-    while frame is not None and any(helper in frame.f_code.co_filename for helper in HELPERS):
+    while frame is not None and any(helper in frame.f_code.co_filename for helper in HELPER_FILES):
         frame = frame.f_back
     return "" if frame is None else frame.f_code.co_filename
 
@@ -133,7 +144,7 @@ def _listen() -> None:
 
 
 @contextlib.contextmanager
-def recorded(rows: dict[str, str], *, leave_out: Iterable[str | Path] = ()) -> Iterator[None]:
+def record_inputs(rows: dict[str, str], *, leave_out: Iterable[str | Path] = ()) -> Iterator[None]:
     """Add to `rows` what the block opens, and at its end everything imported. One block at a time per process.
 
     `leave_out`: folders that count in other ways: the work folder, the checkpoint. Modules of the user that the block has
@@ -170,7 +181,7 @@ def _add_rows(rows: dict[str, str], mine: _Recorder, before: set[str], places: _
         if name not in before and name.partition(".")[0] not in before and kept == file:
             del sys.modules[name]
     digests = Digests()
-    rows |= {path: digest_of(path, digests) if kept else CHANGING for path, kept in same.items()}
+    rows |= {path: digest_of(path, digests) if kept else CHANGING_DIGEST for path, kept in same.items()}
 
 
 def _now_on_disk() -> int:
@@ -194,8 +205,8 @@ class _Places:
         self._began = began
         home = env.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
         hub = (hf_home(env), hub_cache(env), datasets_cache(env), env.get("HF_MODULES_CACHE"))
-        caches = (*(f"{home}/{name}" for name in CACHES), *hub)
-        left = [str(p) for p in (*leave_out, *SYSTEM, *caches, sysconfig.get_path("stdlib")) if p]
+        caches = (*(f"{home}/{name}" for name in CACHE_FOLDERS), *hub)
+        left = [str(p) for p in (*leave_out, *SYSTEM_FOLDERS, *caches, sysconfig.get_path("stdlib")) if p]
         left += [os.path.realpath(place) for place in left]
         self._left = tuple({f"{place}/" for place in left})
         self._temporary = f"{os.path.realpath(tempfile.gettempdir())}/"
@@ -269,7 +280,7 @@ def digest_of(path: str, digests: Digests | None = None, search: Sequence[str] |
     if not place.is_dir():
         return digests.of(place)
     if path.endswith("/"):
-        rows = [[p.name] for p in place.iterdir() if not p.name.startswith(PASSING)]
+        rows = [[p.name] for p in place.iterdir() if not p.name.startswith(PASSING_NAMES)]
     else:
         rows = [[str(p.relative_to(place)), digests.of(p)] for p in place.rglob("*") if p.is_file()]
     return hashlib.sha256(json.dumps(sorted(rows)).encode()).hexdigest()
@@ -293,22 +304,22 @@ def rows_of_set(folder: str | Path, name: str) -> dict[str, str] | None:
     return found
 
 
-def merged(several: Iterable[Rows]) -> dict[str, str]:
+def merge_rows(several: Iterable[Rows]) -> dict[str, str]:
     """Merge rows of several runs; a file that differs between two of them has changed meanwhile."""
     found: dict[str, str] = {}
     for rows in several:
         for path, digest in rows.items():
-            found[path] = digest if found.get(path, digest) == digest else CHANGING
+            found[path] = digest if found.get(path, digest) == digest else CHANGING_DIGEST
     return found
 
 
-def changed(rows: Rows, digests: Digests | None = None) -> list[str]:
+def changed_paths(rows: Rows, digests: Digests | None = None) -> list[str]:
     """Return paths whose digest has changed, sorted."""
     digests = digests or Digests()
     return sorted(path for path, digest in rows.items() if digest_of(path, digests) != digest)
 
 
-def in_words(path: str) -> str:
+def rows_in_words(path: str) -> str:
     """Describe a row's path for a reader."""
     if path.startswith(PACKAGE):
         return f"package {path.removeprefix(PACKAGE)}"

@@ -22,19 +22,19 @@ from evaljobs.contract.names import PLACES
 from evaljobs.contract.specs import ModelOptions
 from evaljobs.contract.storage import write_atomic
 from evaljobs.lmeval.task_yaml import (
-    Defined,
     Function,
+    TaskDefinition,
     defined_by,
-    included,
+    included_files,
     index_of,
+    iterate_texts,
     merged_config,
-    parsed,
-    texts,
+    parse_yaml,
 )
 
 REMEMBERED_BYTES = 1 << 20  # bytes; larger files are hashed once per size, mtime, ctime and inode
 DATA_KEYS = ("data_files", "data_dir", "dataset_path")  # their values may be folders or globs
-HIDDEN = (".", "__pycache__")
+HIDDEN_PREFIXES = (".", "__pycache__")
 
 
 class Digests:
@@ -45,7 +45,7 @@ class Digests:
         self._known: dict[str, list[Any]] = {}
         self._here: dict[Path, str] = {}  # a Digests lives for one look at a suite
         self._fresh = False
-        self._indexes: dict[tuple[str, ...], dict[str, Defined]] = {}
+        self._indexes: dict[tuple[str, ...], dict[str, TaskDefinition]] = {}
         if cache is not None:
             with contextlib.suppress(OSError, ValueError):
                 self._known = dict(json.loads(cache.read_bytes()))
@@ -73,7 +73,7 @@ class Digests:
             self._fresh = True
         return digest
 
-    def index(self, folders: Sequence[str]) -> dict[str, Defined]:
+    def index(self, folders: Sequence[str]) -> dict[str, TaskDefinition]:
         """Return tasks, groups and tags that these folders define, read once."""
         if tuple(folders) not in self._indexes:
             self._indexes[tuple(folders)] = index_of(folders)
@@ -88,7 +88,7 @@ class Digests:
 
 
 @dataclass(slots=True)
-class Named:
+class NamedFiles:
     """Real paths of the files that an entry's YAMLs name, including those YAMLs, with their digests.
 
     The key includes the paths, since a build's rows do: a copy of the folder is another suite, whose modules may be edited
@@ -117,10 +117,10 @@ class Named:
         if str(path) in self.yamls:
             return
         self.yamls.add(str(path))
-        config = parsed(path)
-        for other in included(path, config):
+        config = parse_yaml(path)
+        for other in included_files(path, config):
             self.yaml(other, top)
-        for keys, value in texts(config):
+        for keys, value in iterate_texts(config):
             if not isinstance(value, Function):
                 self._text(value, (path.parent, top), data=any(key in DATA_KEYS for key in keys))
             elif value.file.is_file():
@@ -140,9 +140,9 @@ class Named:
                 return
 
 
-def named_by(include_path: Sequence[str], name: str, digests: Digests) -> Named:
+def files_named_by(include_path: Sequence[str], name: str, digests: Digests) -> NamedFiles:
     """Return the files of an entry: a task, group or tag of these folders, or a YAML file. lm-eval's own have none."""
-    named = Named(digests)
+    named = NamedFiles(digests)
     waiting, seen = [name], set[str]()
     while waiting:
         one = waiting.pop()
@@ -156,7 +156,7 @@ def named_by(include_path: Sequence[str], name: str, digests: Digests) -> Named:
     return named
 
 
-def _defined(include_path: Sequence[str], name: str, digests: Digests) -> Defined | None:
+def _defined(include_path: Sequence[str], name: str, digests: Digests) -> TaskDefinition | None:
     if name.endswith((".yaml", ".yml")) and Path(name).is_file():
         return defined_by(Path(name))
     return digests.index(include_path).get(name)
@@ -221,5 +221,5 @@ def _matches(base: Path, text: str, *, wild: bool) -> list[Path]:
 
 def _below(root: Path) -> Iterator[Path]:
     for folder, folders, files in os.walk(root):
-        folders[:] = sorted(f for f in folders if not f.startswith(HIDDEN))
+        folders[:] = sorted(f for f in folders if not f.startswith(HIDDEN_PREFIXES))
         yield from (Path(folder) / name for name in sorted(files))

@@ -17,10 +17,18 @@ from evaljobs.errors import OperatorError, one_line
 from evaljobs.lmeval.run import RequestsBuiltError
 
 # Arguments of hf model classes that place weights on devices: of no use without weights.
-PLACEMENT = ("parallelize", "tp_plan", "device_map", "max_memory_per_gpu", "max_cpu_memory", "peft", "delta")
+PLACEMENT_ARGUMENTS = (
+    "parallelize",
+    "tp_plan",
+    "device_map",
+    "max_memory_per_gpu",
+    "max_cpu_memory",
+    "peft",
+    "delta",
+)
 
 
-def model(model_dir: str, options: ModelOptions) -> Any:
+def make_stub_model(model_dir: str, options: ModelOptions) -> Any:
     """Return lm-eval's model class with the checkpoint's config and tokenizer, without weights.
 
     The engine's own class is used if it is an hf one. For other engines `hf` builds prompts and counts tokens, and batches
@@ -53,7 +61,7 @@ def model(model_dir: str, options: ModelOptions) -> Any:
             self.asked = list(requests)
             raise RequestsBuiltError
 
-    arguments = {k: v for k, v in options.model_args.items() if k not in PLACEMENT} | extra
+    arguments = {k: v for k, v in options.model_args.items() if k not in PLACEMENT_ARGUMENTS} | extra
     arguments |= {"pretrained": model_dir, "device": "cpu", "batch_size": 1 << 30}
     try:
         lm = Weightless(**arguments)

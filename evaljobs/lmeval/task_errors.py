@@ -15,26 +15,26 @@ from typing import Any, Final
 
 from evaljobs.errors import JobError, OperatorError, RetryError, one_line
 
-RAISED: Final = (Exception, SystemExit, KeyboardInterrupt)  # what the code of a task may raise
+TASK_EXCEPTIONS: Final = (Exception, SystemExit, KeyboardInterrupt)  # what the code of a task may raise
 MOST_COLUMNS: Final = 8  # columns of a document named in a message
 # methods of lm-eval's tasks -> their descriptions; those that begin with doc_to_ by their names
-METHODS: Final = {"download": "loading its data", "apply_filters": "its filters"}
-METHODS.update(
+METHOD_WORDS: Final = {"download": "loading its data", "apply_filters": "its filters"}
+METHOD_WORDS.update(
     (f"{split}_docs", "its split or process_docs") for split in ("training", "validation", "test", "fewshot")
 )
-METHODS.update((name, name) for name in ("fewshot_context", "construct_requests", "process_results"))
+METHOD_WORDS.update((name, name) for name in ("fewshot_context", "construct_requests", "process_results"))
 # prefixes of code that is not a task's
 NOT_OWN: Final = ("<", sys.prefix, sys.base_prefix, str(Path(__file__).parents[1]))
 
 
 @contextlib.contextmanager
-def located() -> Iterator[None]:
+def locate_errors() -> Iterator[None]:
     """Raise an exception of a task within the context as a JobError that names its location. Others pass unchanged."""
     try:
         yield
     except JobError:
         raise
-    except RAISED as error:
+    except TASK_EXCEPTIONS as error:
         if not (message := _message(error)):
             raise
         raise (RetryError if isinstance(error, OSError | MemoryError) else OperatorError)(message) from error
@@ -52,8 +52,8 @@ def _message(error: BaseException) -> str:
             task, field, row = values["task"], f"the aggregation of {values['metric']}", None
         elif isinstance(values.get("self"), Task):
             task = values["self"]
-            if method in METHODS or method.startswith("doc_to_"):
-                field, row = METHODS.get(method, method), values.get("doc")
+            if method in METHOD_WORDS or method.startswith("doc_to_"):
+                field, row = METHOD_WORDS.get(method, method), values.get("doc")
             elif "check_choices" in values:  # of the first document, when lm-eval loads the task
                 field, row = "doc_to_choice", values["test_doc"]
     if task is None:

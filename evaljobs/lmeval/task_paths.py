@@ -7,7 +7,7 @@
                             of a custom_dataset: beside the YAML if there, else the function's argument
 
 Rule: configs stay as written, so requests and results do not depend on where a suite lies. Inside
-`relative_to_yaml` lm-eval's YAML loader marks each path with its YAML, and `source` makes full paths
+`relative_to_yaml` lm-eval's YAML loader marks each path with its YAML, and `data_source` makes full paths
 when a task loads its data. Called from `run` and `catalogue`.
 """
 
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from evaljobs.errors import OperatorError
-from evaljobs.lmeval.task_yaml import Function, YamlText, mapped, marked, texts
+from evaljobs.lmeval.task_yaml import Function, YamlText, iterate_texts, map_data_files, mark_data_paths
 
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
 HUB_PREFIX = "hf://datasets/"
@@ -39,7 +39,7 @@ LOADERS = frozenset(
     )
 )  # fmt: skip
 NOT_CACHED = ("ConnectionError", "OfflineModeIsEnabled", "LocalEntryNotFoundError", "DatasetNotFoundError")
-REMOTE = ("://", "::")  # URLs, and chains of them as fsspec writes them
+REMOTE_MARKS = ("://", "::")  # URLs, and chains of them as fsspec writes them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,18 +87,18 @@ def _marking(base: Any) -> type[Any]:
 
         def get_single_data(self) -> Any:
             config = super().get_single_data()
-            return marked(config, self.file) if isinstance(config, dict) else config
+            return mark_data_paths(config, self.file) if isinstance(config, dict) else config
 
     return Loader
 
 
-def source(config: Mapping[str, Any]) -> Source:
+def data_source(config: Mapping[str, Any]) -> Source:
     """Return the data of a task with this config. Reads folders, opens no file."""
     path = config.get("dataset_path")
     keywords = config.get("dataset_kwargs") or {}
     if config.get("custom_dataset") is not None:
         return _local(path, keywords, required=False)
-    if not isinstance(path, str) or any(mark in path for mark in REMOTE):
+    if not isinstance(path, str) or any(mark in path for mark in REMOTE_MARKS):
         return Source(path=path, keywords=keywords)
     if path in LOADERS:
         return _local(path, keywords, required=True)
@@ -124,7 +124,7 @@ def _inside(folder: Path, keywords: Mapping[str, Any]) -> tuple[str, ...]:
         found.append(os.path.normpath(folder / text))
         return text
 
-    mapped(keywords.get("data_files"), add)
+    map_data_files(keywords.get("data_files"), add)
     return tuple(found)
 
 
@@ -138,7 +138,7 @@ def _missing(text: str, key: str, place: Path | str) -> str:
     return f"{getattr(text, 'yaml', 'its config')}: {key}: no such file or folder: {place}"
 
 
-def nor_beside(config: Mapping[str, Any]) -> str:
+def missing_file_message(config: Mapping[str, Any]) -> str:
     """Return a part of a message: the folder that a dataset_path may mean; "" for lm-eval's tasks."""
     path = config.get("dataset_path")
     if not isinstance(path, YamlText) or "/lm_eval/tasks/" in str(path.yaml):
@@ -152,7 +152,7 @@ def _local(path: str | None, keywords: Mapping[str, Any], *, required: bool) -> 
     troubles: list[str] = []
 
     def full(text: str, key: str) -> str:
-        if any(mark in text for mark in REMOTE):
+        if any(mark in text for mark in REMOTE_MARKS):
             return str(text)
         place = str(full_path(text))
         there = _is_there(place, folder=key == "data_dir" or not required)
@@ -171,9 +171,9 @@ def _local(path: str | None, keywords: Mapping[str, Any], *, required: bool) -> 
     ):  # `datasets` would take the files of the current folder
         troubles.append(f"{getattr(path, 'yaml', 'its config')}: dataset_kwargs: no data_files for {path}")
     if "data_dir" in found:
-        found["data_dir"] = mapped(found["data_dir"], lambda text: full(text, "data_dir"))
+        found["data_dir"] = map_data_files(found["data_dir"], lambda text: full(text, "data_dir"))
     if "data_files" in found:
-        found["data_files"] = mapped(
+        found["data_files"] = map_data_files(
             found["data_files"], lambda text: str(text) if inside else full(text, "data_files")
         )
     within = _inside(Path(files[0]), found) if inside and files else ()
@@ -193,7 +193,7 @@ def _download(original: Callable[..., Any], task: Any, keywords: Any, **more: An
     custom = config.get("custom_dataset") is not None
     written, path = config.get("dataset_kwargs"), task.DATASET_PATH
     named = written if custom else keywords
-    found = source({**config, "dataset_path": path, "dataset_kwargs": named})
+    found = data_source({**config, "dataset_path": path, "dataset_kwargs": named})
     if found.trouble:
         raise OperatorError(f"task {task.config.task}: {found.trouble}")
     full = dict(found.keywords)
@@ -208,7 +208,7 @@ def _download(original: Callable[..., Any], task: Any, keywords: Any, **more: An
             del named[key]  # lm-eval drops trust_remote_code from the config itself
 
 
-def not_cached(error: BaseException) -> bool:
+def not_cached_reason(error: BaseException) -> bool:
     """Return whether `datasets` or the hub reports that a data set is not on this machine."""
     return (
         isinstance(error, ConnectionError)
@@ -219,7 +219,7 @@ def not_cached(error: BaseException) -> bool:
 
 def missing_function(config: Mapping[str, Any]) -> str:
     """Return an error about a `!function` of a config whose module is missing; "" if there is none."""
-    for keys, value in texts(config):
+    for keys, value in iterate_texts(config):
         if not isinstance(value, Function) or not value.module or value.file.is_file():
             continue
         if not _installed(value.module):

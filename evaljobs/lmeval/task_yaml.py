@@ -75,16 +75,16 @@ def _loaded(path: Path) -> Any:
     return value
 
 
-def parsed(path: Path) -> dict[str, Any]:
+def parse_yaml(path: Path) -> dict[str, Any]:
     """Return a YAML's own content; empty if it cannot be read."""
     try:
         config = _loaded(path)
     except (OSError, yaml.YAMLError, ValueError):
         return {}
-    return marked(config, path) if isinstance(config, dict) else {}
+    return mark_data_paths(config, path) if isinstance(config, dict) else {}
 
 
-def unreadable(path: Path) -> str:
+def unreadable_reason(path: Path) -> str:
     """Return why a YAML cannot be read, in one line with its line and column; "" if it can."""
     try:
         _loaded(path)
@@ -97,13 +97,13 @@ def unreadable(path: Path) -> str:
     return ""
 
 
-def included(path: Path, config: Mapping[str, Any]) -> list[Path]:
+def included_files(path: Path, config: Mapping[str, Any]) -> list[Path]:
     named = config.get("include") or []
     return [path.parent / str(one) for one in (named if isinstance(named, list) else [named])]
 
 
 def merged_config(
-    path: Path, seen: frozenset[Path] = frozenset(), read: Callable[[Path], dict[str, Any]] = parsed
+    path: Path, seen: frozenset[Path] = frozenset(), read: Callable[[Path], dict[str, Any]] = parse_yaml
 ) -> dict[str, Any]:
     """Return a YAML's config as merged by lm-eval: included files first, then the file's own keys."""
     path = path.resolve()
@@ -111,7 +111,7 @@ def merged_config(
         return {}
     config = read(path)
     merged: dict[str, Any] = {}
-    for other in included(path, config):
+    for other in included_files(path, config):
         merged |= merged_config(other, seen | {path}, read)
     return merged | config
 
@@ -119,10 +119,10 @@ def merged_config(
 def missing_include(path: Path, seen: frozenset[Path] = frozenset()) -> str:
     """Return an error about a YAML that includes a missing or unreadable file, which lm-eval skips; otherwise ""."""
     path = path.resolve()
-    for other in included(path, parsed(path)) if path not in seen else ():
+    for other in included_files(path, parse_yaml(path)) if path not in seen else ():
         if not other.is_file():
             return f"{path}: include: no file {other}"
-        if not parsed(other):
+        if not parse_yaml(other):
             return f"{path}: include: {other} has no readable task configuration"
         if why := missing_include(other, seen | {path}):
             return why
@@ -130,34 +130,38 @@ def missing_include(path: Path, seen: frozenset[Path] = frozenset()) -> str:
 
 
 @dataclass(kw_only=True)
-class Defined:
+class TaskDefinition:
     """A task or group with its YAML, or a tag (no YAML). `members`: the names that it contains."""
 
     yaml: str = ""
     members: list[str] = field(default_factory=list)
 
 
-Index = Mapping[str, Defined]
+Index = Mapping[str, TaskDefinition]
 
 
 def _is_group(config: Mapping[str, Any]) -> bool:
     return "group" in config and "class" not in config
 
 
-def defined_by(path: Path, config: Mapping[str, Any] | None = None) -> Defined:
+def defined_by(path: Path, config: Mapping[str, Any] | None = None) -> TaskDefinition:
     """Return the task or group of a YAML file. `config`: its merged one, if the caller has it."""
     config = merged_config(path) if config is None else config
-    return Defined(yaml=str(path), members=[*names_in(config.get("task"))] if _is_group(config) else [])
+    return TaskDefinition(
+        yaml=str(path), members=[*names_in(config.get("task"))] if _is_group(config) else []
+    )
 
 
-def index_of(folders: Iterable[str], read: Callable[[Path], dict[str, Any]] = parsed) -> dict[str, Defined]:
+def index_of(
+    folders: Iterable[str], read: Callable[[Path], dict[str, Any]] = parse_yaml
+) -> dict[str, TaskDefinition]:
     """Return tasks, groups and tags that these folders define.
 
     As in lm-eval, the first of two files in one folder counts, and the later of two folders.
     """
-    index: dict[str, Defined] = {}
+    index: dict[str, TaskDefinition] = {}
     for folder in folders:
-        part: dict[str, Defined] = {}
+        part: dict[str, TaskDefinition] = {}
         for path in sorted(Path(folder).glob("**/*.yaml"), key=lambda p: p.as_posix()):
             if "__pycache__" in path.parts or ".ipynb_checkpoints" in path.parts:
                 continue
@@ -169,7 +173,7 @@ def index_of(folders: Iterable[str], read: Callable[[Path], dict[str, Any]] = pa
             part[name] = defined_by(path, config)
             tags = [] if group else config.get("tag") or []
             for tag in tags if isinstance(tags, list) else [tags]:
-                part.setdefault(str(tag), Defined()).members.append(name)
+                part.setdefault(str(tag), TaskDefinition()).members.append(name)
         index |= part
     return index
 
@@ -185,7 +189,7 @@ def names_in(member: Any) -> Iterator[str]:
         yield from names_in(member.get("task") or member.get("group"))
 
 
-def reached(index: Index, names: Iterable[str]) -> set[str]:
+def reachable_names(index: Index, names: Iterable[str]) -> set[str]:
     """Return these names and the members of their groups and tags, including undefined ones."""
     found: set[str] = set()
     waiting = list(names)
@@ -197,19 +201,19 @@ def reached(index: Index, names: Iterable[str]) -> set[str]:
     return found
 
 
-def texts(value: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+def iterate_texts(value: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield texts of a YAML value with the keys above them."""
     if isinstance(value, str):
         yield keys, value
     elif isinstance(value, dict):
         for name, member in value.items():
-            yield from texts(member, (*keys, str(name)))
+            yield from iterate_texts(member, (*keys, str(name)))
     elif isinstance(value, list):
         for member in value:
-            yield from texts(member, keys)
+            yield from iterate_texts(member, keys)
 
 
-def marked(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
+def mark_data_paths(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
     """Return the config with a `YamlText` for each data path, including those in a group's settings for its members."""
     found = dict(config)
 
@@ -220,24 +224,26 @@ def marked(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
         found["dataset_path"] = mark(config["dataset_path"])
     keywords = config.get("dataset_kwargs")
     if isinstance(keywords, dict):
-        files = {key: mapped(keywords[key], mark) for key in ("data_files", "data_dir") if key in keywords}
+        files = {
+            key: map_data_files(keywords[key], mark) for key in ("data_files", "data_dir") if key in keywords
+        }
         found["dataset_kwargs"] = keywords | files
     if isinstance(config.get("task"), list):
-        found["task"] = [marked(m, file) if isinstance(m, dict) else m for m in config["task"]]
+        found["task"] = [mark_data_paths(m, file) if isinstance(m, dict) else m for m in config["task"]]
     return found
 
 
-def mapped(files: Any, change: Callable[[str], str]) -> Any:
+def map_data_files(files: Any, change: Callable[[str], str]) -> Any:
     """Return data_files, in any shape that `datasets` accepts, with `change` applied to each path."""
     if isinstance(files, str):
         return change(files)
     if isinstance(files, dict):
-        return {split: mapped(paths, change) for split, paths in files.items()}
+        return {split: map_data_files(paths, change) for split, paths in files.items()}
     if isinstance(files, list):
         return [
-            {**one, "path": mapped(one["path"], change)}
+            {**one, "path": map_data_files(one["path"], change)}
             if isinstance(one, dict) and "path" in one
-            else mapped(one, change)
+            else map_data_files(one, change)
             for one in files
         ]
     return files

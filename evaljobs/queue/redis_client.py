@@ -19,20 +19,20 @@ from pydantic import Field, ValidationError
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from evaljobs.contract.specs import SCHEMA_VERSION, Kept
+from evaljobs.contract.specs import SCHEMA_VERSION, StateRecord
 from evaljobs.contract.storage import write_atomic
 
 T = TypeVar("T")
 SOCKET_SECONDS = 5.0  # for one command; a queue script takes milliseconds
 HEALTH_SECONDS = 15  # idle time before a connection is pinged, since firewalls drop silent ones
-DOCS = "see docs/site/redis.md"
+DOCS_HINT = "see docs/site/redis.md"
 
 
 class QueueUnavailable(Exception):  # noqa: N818 (a state of the world that callers wait out, not a fault of theirs)
     """Redis is unreachable, refuses the connection, or has no address yet. The message says what to do."""
 
 
-class RedisAddress(Kept):
+class RedisAddress(StateRecord):
     """A socket, or host and port, with credentials. `repr` omits the password."""
 
     schema_version: int = SCHEMA_VERSION
@@ -95,12 +95,12 @@ class RedisAddress(Kept):
         return f"{'rediss' if self.tls else 'redis'}://{self.host}:{self.port}/{self.db}"
 
 
-def publish(address: RedisAddress, file: Path) -> None:
+def publish_address(address: RedisAddress, file: Path) -> None:
     """Write the address file atomically, readable by its owner only."""
     write_atomic(file, address.model_dump_json(exclude_none=True).encode(), mode=0o600)
 
 
-def read(file: Path) -> RedisAddress:
+def read_address(file: Path) -> RedisAddress:
     """Read the published address. Raise QueueUnavailable if there is none or another version wrote it."""
     try:
         return RedisAddress.model_validate_json(file.read_bytes())
@@ -111,7 +111,7 @@ def read(file: Path) -> RedisAddress:
         raise QueueUnavailable(f"{file} is not a Redis address: {first['loc']}: {first['msg']}") from error
 
 
-def client(address: RedisAddress, *, seconds: float = SOCKET_SECONDS) -> redis.Redis:
+def make_client(address: RedisAddress, *, seconds: float = SOCKET_SECONDS) -> redis.Redis:
     """Create a client, not yet connected. `seconds`: longest wait for a command or connection.
 
     It never retries: callers decide whether a command may be repeated.
@@ -144,12 +144,12 @@ def client(address: RedisAddress, *, seconds: float = SOCKET_SECONDS) -> redis.R
 
 
 @lru_cache(maxsize=1)
-def shared(address: RedisAddress) -> redis.Redis:
+def shared_client(address: RedisAddress) -> redis.Redis:
     """Return this process's only client of an address, so that connections do not grow with evaluations.
 
     Its pool may be used from threads and after a fork. It is never closed.
     """
-    return client(address)
+    return make_client(address)
 
 
 def metric_queue(evaluation_id: str) -> str:
@@ -160,12 +160,12 @@ def metric_queue(evaluation_id: str) -> str:
 
 
 @contextmanager
-def explained(where: str) -> Iterator[None]:
+def explain_errors(where: str) -> Iterator[None]:
     """Turn Redis's errors into QueueUnavailable, with what to do next."""
     try:
         yield
     except (redis.RedisError, OSError) as error:
-        raise QueueUnavailable(explain(error, where)) from error
+        raise QueueUnavailable(explain_error(error, where)) from error
 
 
 class Link:
@@ -188,12 +188,12 @@ class Link:
         return self._once(effect)
 
     def _once(self, effect: Callable[[redis.Redis], T]) -> T:
-        self._address = self._address or read(self._file)
-        with explained(self._address.where):
-            return effect(shared(self._address))
+        self._address = self._address or read_address(self._file)
+        with explain_errors(self._address.where):
+            return effect(shared_client(self._address))
 
 
-def explain(error: Exception, where: str) -> str:
+def explain_error(error: Exception, where: str) -> str:
     """Return one line: what Redis at `where` did, and what to do next."""
     text = str(error)
     for signs, words in _CAUSES:
@@ -207,15 +207,15 @@ def explain(error: Exception, where: str) -> str:
 _CAUSES: tuple[tuple[tuple[type[Exception] | str, ...], str], ...] = (
     (
         ("NOAUTH", "Authentication required"),
-        f"needs a password: set [redis] username and password_file ({DOCS})",
+        f"needs a password: set [redis] username and password_file ({DOCS_HINT})",
     ),
     (
         (redis.AuthenticationError, "WRONGPASS"),
-        f"refuses our user or password: {{text}} Correct [redis] username and password_file ({DOCS})",
+        f"refuses our user or password: {{text}} Correct [redis] username and password_file ({DOCS_HINT})",
     ),
     (
         (redis.exceptions.NoPermissionError, "NOPERM"),
-        f"does not let our user do what is needed: {{text}}; {DOCS} for the ACL",
+        f"does not let our user do what is needed: {{text}}; {DOCS_HINT} for the ACL",
     ),
     ((redis.exceptions.OutOfMemoryError, "OOM command"), "is full: raise its maxmemory ({text})"),
     ((redis.exceptions.ReadOnlyError, "READONLY"), "is a read-only replica: use the primary's address"),
@@ -241,7 +241,7 @@ _CAUSES: tuple[tuple[tuple[type[Exception] | str, ...], str], ...] = (
 def used_memory(address_file: Path, seconds: float = 1.0) -> float | None:
     """Return the bytes that the Redis of this address uses; None if it does not answer in `seconds`."""
     try:
-        with client(read(address_file), seconds=seconds) as link:
+        with make_client(read_address(address_file), seconds=seconds) as link:
             info: Any = link.info("memory")
             return float(info["used_memory"])
     except (redis.RedisError, OSError, QueueUnavailable, KeyError):

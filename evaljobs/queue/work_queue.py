@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from evaljobs.queue import lua
 from evaljobs.queue.redis_client import Link
 
-AHEAD = 128  # shards named to a trial ahead of its claims; a lane seldom has more
+MAX_SHARDS_AHEAD = 128  # shards named to a trial ahead of its claims; a lane seldom has more
 OTHER_LANES = 4  # other lanes that these may come from
 CHUNK = 500  # shards per script call, so that Redis can serve other clients
 
@@ -185,16 +185,18 @@ class WorkQueue:
         The lane's own come first. If trials steal, the ends of other lanes follow, since their own trials begin at the heads.
         These lanes are drawn at random, so that few trials draw the same.
         """
-        own, head = self._read(("HEXISTS", "meta", "own"), ("ZRANGE", f"lane:{lane}", 0, AHEAD - 1))
+        own, head = self._read(
+            ("HEXISTS", "meta", "own"), ("ZRANGE", f"lane:{lane}", 0, MAX_SHARDS_AHEAD - 1)
+        )
         names = [_text(name) for name in head]
-        if own or len(names) == AHEAD:
+        if own or len(names) == MAX_SHARDS_AHEAD:
             return tuple(names)
         (drawn,) = self._read(("ZRANDMEMBER", "load", OTHER_LANES))
         others = [other for other in map(_text, drawn) if other != lane]
         if others:
-            ends = self._read(*(("ZREVRANGE", f"lane:{other}", 0, AHEAD - 1) for other in others))
+            ends = self._read(*(("ZREVRANGE", f"lane:{other}", 0, MAX_SHARDS_AHEAD - 1) for other in others))
             names += [_text(name) for end in ends for name in end]
-        return tuple(names[:AHEAD])
+        return tuple(names[:MAX_SHARDS_AHEAD])
 
     # --- Redis -------------------------------------------------------------------------------------------------------
 

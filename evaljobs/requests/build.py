@@ -14,9 +14,10 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from evaljobs.contract.names import Cut
@@ -31,9 +32,9 @@ from evaljobs.contract.paths import (
     shown_file,
     slug,
 )
-from evaljobs.contract.specs import BuildSpec, EntryManifest, RequestSetManifest
+from evaljobs.contract.specs import Blocks, BuildSpec, EntryManifest, RequestSetManifest
 from evaljobs.contract.storage import read_record, write_atomic, write_outcome, write_record
-from evaljobs.errors import JobError, OperatorError, details, one_line
+from evaljobs.errors import JobError, OperatorError, error_details, one_line
 from evaljobs.lmeval import (
     conversations,
     hooks,
@@ -46,6 +47,7 @@ from evaljobs.lmeval import (
     task_paths,
 )
 from evaljobs.lmeval.batches import (
+    Chunk,
     Kind,
     Piece,
     RequestsHead,
@@ -54,14 +56,14 @@ from evaljobs.lmeval.batches import (
     encode_batches,
     encode_requests,
 )
-from evaljobs.lmeval.shown_inputs import FAILED
+from evaljobs.lmeval.shown_inputs import FAILED_BUILD_FILE
 from evaljobs.lmeval.source_files import Digests
 from evaljobs.requests.units import cut_requests
 
 log = logging.getLogger(__name__)
 
 
-def build(spec: BuildSpec) -> Built:
+def build_request_sets(spec: BuildSpec) -> Built:
     """Build the missing request sets of an entry. Raise JobError if the operator must act.
 
     Sets on disk are kept if nothing that their build used has changed. Several processes may build the same entry: a set's
@@ -81,7 +83,7 @@ def build(spec: BuildSpec) -> Built:
     places = {task: str(folder / relative) for task, relative in sets.items()}
     cut = spec.cut or ("" if spec.batch_size == "auto" else str(spec.batch_size))
     for place in places.values() if cut else ():
-        add_batches(Path(place), cut)
+        add_batches(Path(place), cut, spec.blocks)
     return Built(
         name=spec.name,
         entry=spec.entry,
@@ -96,7 +98,7 @@ def main(spec: BuildSpec) -> int:
     """Run `python -m evaljobs build`: build, write the outcome, and return the exit status."""
     outcome: Built | Failed
     try:
-        outcome = build(spec)
+        outcome = build_request_sets(spec)
     except Exception as error:
         log.exception("%s failed", spec.name)
         outcome = Failed(
@@ -104,7 +106,7 @@ def main(spec: BuildSpec) -> int:
             job="build",
             blame=error.blame if isinstance(error, JobError) else "bug",
             error=one_line(error),
-            detail=details(),
+            detail=error_details(),
             entry=spec.entry,
         )
         sys.stdout.write(json.dumps({"failed": outcome.error}) + "\n")
@@ -128,17 +130,38 @@ def read_head(folder: Path) -> RequestsHead:
         return decode_head(lines.readline())
 
 
-def add_batches(folder: Path, cut: str | int) -> None:
-    """Write the batches of a request set in one cut (`names.Cut`), unless they exist."""
+def add_batches(folder: Path, cut: str | int, blocks: Mapping[str, Blocks] = MappingProxyType({})) -> None:
+    """Write the batches of a request set in one cut (`names.Cut`), unless they exist. `blocks`: as of `BuildSpec`."""
     if batch_index_file(folder, cut).exists():
         return
     wanted = Cut.parse(str(cut))
     manifest = read_record(request_set_manifest(folder), RequestSetManifest)
     head, pieces = read_requests(folder)
-    made = list(cut_requests(head, pieces, wanted))
+    made: list[Chunk] = []
+    ends = []
+    for some in _by_block(manifest.task, pieces, blocks[manifest.task]) if wanted.order else ():
+        made += cut_requests(head, some, wanted)
+        ends.append(len(made))
+    if not wanted.order:
+        made = list(cut_requests(head, pieces, wanted))
     data, index = encode_batches(head, manifest.key, made, wanted.batch_size)
+    index = index.model_copy(update={"ends": tuple(ends)})
     write_atomic(batch_file(folder, cut), data)
     write_record(batch_index_file(folder, cut), index)
+
+
+def _by_block(task: str, pieces: Sequence[Piece], blocks: Blocks) -> list[list[Piece]]:
+    """The requests of each block's documents. OperatorError where these are not the documents of the request set."""
+    block_of = {document: number for number, block in enumerate(blocks) for document in block}
+    found: list[list[Piece]] = [[] for _ in blocks]
+    if block_of.keys() != {piece.document for piece in pieces}:
+        raise OperatorError(
+            f"task {task}: its documents are not those of the reference evaluation: evaluate one checkpoint of this training "
+            "in full, and name it as [screen] reference"
+        )
+    for piece in pieces:
+        found[block_of[piece.document]].append(piece)
+    return found
 
 
 def _sets_on_disk(folder: Path) -> dict[str, str] | None:
@@ -150,10 +173,10 @@ def _sets_on_disk(folder: Path) -> dict[str, str] | None:
         rows = shown_inputs.rows_of_set(folder, entry.shown)
     except (FileNotFoundError, ValueError):
         return None
-    return None if rows is None or shown_inputs.changed(rows) else entry.sets
+    return None if rows is None or shown_inputs.changed_paths(rows) else entry.sets
 
 
-def drop(folder: str | Path) -> None:
+def drop_request_sets(folder: str | Path) -> None:
     """Drop an entry's request sets, which turned out to be wrong; the next evaluation rebuilds them."""
     entry_manifest(folder).unlink(missing_ok=True)
 
@@ -164,7 +187,7 @@ def drop(folder: str | Path) -> None:
 def _build_entry(spec: BuildSpec, work: WorkPaths) -> tuple[dict[str, str], str]:
     """Return leaf task -> folder name, and the name of the file with the rows that the build used."""
     entry = spec.suite.tasks[spec.entry]
-    named = source_files.named_by(spec.suite.include_path, entry.name, Digests(work.digests))
+    named = source_files.files_named_by(spec.suite.include_path, entry.name, Digests(work.digests))
     if spec.source and named.key() != spec.source:
         raise OperatorError(
             f"the files of task {entry.name} changed after its evaluation was submitted: submit it again (`evalspan eval` "
@@ -174,10 +197,12 @@ def _build_entry(spec: BuildSpec, work: WorkPaths) -> tuple[dict[str, str], str]
     try:
         tasks, lm = _run_entry(spec, work, rows)
     except Exception:
-        failed = shown_inputs.merged([rows, named.found])
-        write_atomic(shown_file(spec.out_dir, FAILED), json.dumps(failed, sort_keys=True, indent=0).encode())
+        failed = shown_inputs.merge_rows([rows, named.found])
+        write_atomic(
+            shown_file(spec.out_dir, FAILED_BUILD_FILE), json.dumps(failed, sort_keys=True, indent=0).encode()
+        )
         raise
-    rows = shown_inputs.merged([rows, named.found])
+    rows = shown_inputs.merge_rows([rows, named.found])
     modules = source_files.task_modules(rows)
     shown = _write_shown(spec, tasks.loaded["tasks"].values(), rows)
     sets: dict[str, str] = {}
@@ -191,12 +216,12 @@ def _run_entry(spec: BuildSpec, work: WorkPaths, rows: dict[str, str]) -> tuple[
     """Return an entry's tasks, with instances, and the model that requested them. `rows`: filled with the inputs used."""
     entry = spec.suite.tasks[spec.entry]
     places = (work.root, spec.model_dir)
-    with shown_inputs.recorded(rows, leave_out=places):
+    with shown_inputs.record_inputs(rows, leave_out=places):
         tasks = run.entry_tasks(
             spec.suite, entry, model=spec.model, model_dir=spec.model_dir, cache=work.cache
         )
     rows.clear()  # lm-eval's index opens each YAML of include_path, which only matters if that fails
-    lm = stub_model.model(spec.model_dir, spec.model)
+    lm = stub_model.make_stub_model(spec.model_dir, spec.model)
 
     def on_load(name: str, task: Any) -> None:
         if conversations.check_task(name, task, lm, chat=bool(spec.suite.apply_chat_template)):
@@ -207,7 +232,7 @@ def _run_entry(spec: BuildSpec, work: WorkPaths, rows: dict[str, str]) -> tuple[
         if spec.suite.apply_chat_template:
             # raises ValueError for a name that the tokenizer lacks
             lm.chat_template(spec.suite.apply_chat_template)
-        with shown_inputs.recorded(rows, leave_out=places):
+        with shown_inputs.record_inputs(rows, leave_out=places):
             run.run_entry(lm, spec.suite, entry, tasks, seed_torch=True)
     except run.RequestsBuiltError:
         pass
@@ -220,7 +245,9 @@ def _run_entry(spec: BuildSpec, work: WorkPaths, rows: dict[str, str]) -> tuple[
 
 def _write_shown(spec: BuildSpec, tasks: Iterable[Any], rows: dict[str, str]) -> str:
     """Write what the build used, with packages and revisions of data sets and models, and return the file's name."""
-    hub = {task_paths.source({**vars(t.config), "dataset_path": t.DATASET_PATH}).hub for t in tasks} - {""}
+    hub = {task_paths.data_source({**vars(t.config), "dataset_path": t.DATASET_PATH}).hub for t in tasks} - {
+        ""
+    }
     rows |= shown_inputs.package_rows((*shown_inputs.ENGINES, spec.model.engine))
     rows |= shown_inputs.revision_rows(hub, "datasets")
     rows |= shown_inputs.revision_rows(source_files.hub_models(spec.model).values(), "models")

@@ -20,7 +20,7 @@ from pathlib import Path
 from evaljobs.contract.outcomes import Converted, Failed
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import ConvertSpec
-from evaljobs.contract.storage import locked, make_folder, show_as, write_outcome
+from evaljobs.contract.storage import hold_lock, make_folder, show_as, write_outcome
 from evaljobs.errors import JobError, OperatorError, RetryError, one_line
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ def main(spec: ConvertSpec) -> int:
     return 0
 
 
-def arguments(command: str, source: str, target: str) -> list[str]:
+def command_words(command: str, source: str, target: str) -> list[str]:
     """Return the command's words, with `{src}` and `{dst}` filled in. No shell interprets them."""
     return [word.replace("{src}", source).replace("{dst}", target) for word in shlex.split(command)]
 
@@ -50,14 +50,14 @@ def _convert(spec: ConvertSpec) -> None:
     out = Path(spec.out_dir)
     # File WORK_DIR/converted/DIGEST.lock: locked (flock) by the one conversion | a conversion | `prune`
     # File WORK_DIR/converted/DIGEST.PID.part/…: an unfinished conversion | a conversion | at its end; `prune`
-    with locked(out.with_name(f"{out.name}.lock")):
+    with hold_lock(out.with_name(f"{out.name}.lock")):
         if out.is_dir():
             return
         _check(spec)
         part = out.with_name(f"{out.name}.{os.getpid()}.part")
         try:
             make_folder(part)
-            _run(arguments(spec.command, spec.source.source, str(part)), spec.name)
+            _run(command_words(spec.command, spec.source.source, str(part)), spec.name)
             _check(spec)
             show_as(part, part.parent)
             _date(part, max(f.mtime_ns for f in spec.source.files))

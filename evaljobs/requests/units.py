@@ -14,8 +14,17 @@ from itertools import chain
 from typing import NamedTuple
 
 from evaljobs.contract.names import Cut
-from evaljobs.lmeval import tries
-from evaljobs.lmeval.batches import Batch, Chunk, Kind, Piece, RequestsHead, Unit, chunks, generations
+from evaljobs.lmeval import prefix_tries
+from evaljobs.lmeval.batches import (
+    Batch,
+    Chunk,
+    Kind,
+    Piece,
+    RequestsHead,
+    Unit,
+    batch_chunks,
+    generation_chunks,
+)
 
 MIN_PREFIX = 16  # tokens that a task's requests must share to justify a separate forward pass
 # Tokens per row for shorter requests. Each token is compared with all positions of its row, so longer rows cost more; shorter
@@ -24,7 +33,9 @@ FILLED_ROW = 512
 ROW_STRETCHES = (1.0, 1.5, 2.0)  # row lengths to try, relative to the longest tree
 LITTLE_PADDING = 0.02  # fraction of a unit's tokens below which no longer rows are tried
 LONGEST_SHARED_ROW = 2048  # tokens of a tree of several requests none of which is nearly as long
-BESIDES = 1.25  # largest ratio of a tree's tokens to a request of nearly the same length, at any length
+NEAR_EQUAL_SLACK = (
+    1.25  # largest ratio of a tree's tokens to a request of nearly the same length, at any length
+)
 SHARE_ALWAYS = 0.25  # fraction of a request's tokens from which sharing justifies a longer row
 SHARE_IN_FILLED = 0.05  # the same, if both fit into FILLED_ROW tokens
 # A unit stores keys and values of the task prefix once per row, which need less memory than a computed token.
@@ -37,14 +48,14 @@ def cut_requests(head: RequestsHead, pieces: Sequence[Piece], cut: Cut) -> Itera
     If the model class tokenises texts itself, there are no token ids to share, and the batch size decides.
     """
     if cut.token_budget is None or head.text:
-        yield from chunks(head, pieces, cut.batch_size)
+        yield from batch_chunks(head, pieces, cut.batch_size)
         return
     by_kind: dict[Kind, list[Piece]] = {}
     for piece in pieces:
         by_kind.setdefault(piece.kind, []).append(piece)
     for kind, members in by_kind.items():
         if kind == "generate_until":
-            yield from generations(head, members, cut.batch_size)
+            yield from generation_chunks(head, members, cut.batch_size)
         elif kind == "loglikelihood":
             yield from _units(members, head.max_length, cut.token_budget)
         else:
@@ -71,11 +82,14 @@ def task_prefix(inputs: Sequence[list[int]], scored: Sequence[int]) -> int:
     `scored`: the number of last tokens of each input after which a continuation's token is predicted.
     """
     first, last = min(inputs), max(inputs)
-    common = min(tries.shared(first, last), *(len(i) - n for i, n in zip(inputs, scored, strict=True)))
+    common = min(
+        prefix_tries.common_prefix_length(first, last),
+        *(len(i) - n for i, n in zip(inputs, scored, strict=True)),
+    )
     return common if len(inputs) > 1 and common >= MIN_PREFIX else 0
 
 
-def trees(requests: Sequence[tuple[list[int], Piece]], budget: int) -> list[Tree]:
+def request_trees(requests: Sequence[tuple[list[int], Piece]], budget: int) -> list[Tree]:
     """Join neighbours in token order if the tokens that they share justify a longer row.
 
     A tree of several requests is at most about as large as the budget, so a smaller budget makes smaller units.
@@ -85,7 +99,7 @@ def trees(requests: Sequence[tuple[list[int], Piece]], budget: int) -> list[Tree
         for tokens, piece in sorted(requests, key=lambda request: (request[0], request[1].index))
     ]
     shared_row, filled_row = min(LONGEST_SHARED_ROW, budget), min(FILLED_ROW, budget)
-    whole = _joined(single, SHARE_ALWAYS, lambda tree: max(shared_row, int(BESIDES * tree.tokens)))
+    whole = _joined(single, SHARE_ALWAYS, lambda tree: max(shared_row, int(NEAR_EQUAL_SLACK * tree.tokens)))
     return _joined(whole, SHARE_IN_FILLED, lambda _tree: filled_row)
 
 
@@ -96,7 +110,7 @@ def _joined(found: Sequence[Tree], share: float, most: Callable[[Tree], int]) ->
     """
     made: list[Tree] = []
     for tree in found:
-        common = tries.shared(made[-1].inputs[-1], tree.inputs[0]) if made else 0
+        common = prefix_tries.common_prefix_length(made[-1].inputs[-1], tree.inputs[0]) if made else 0
         enough = made and common >= share * len(tree.inputs[0])
         if enough and made[-1].tokens + tree.tokens - common <= most(tree):
             made[-1] = made[-1].joined(tree, common)
@@ -157,11 +171,11 @@ def _units(pieces: Sequence[Piece], max_length: int, budget: int) -> Iterator[Ch
     for members in (cut_off, whole):
         if not members:
             continue
-        inputs = [tries.input_of(piece, max_length) for piece in members]
+        inputs = [prefix_tries.input_of(piece, max_length) for piece in members]
         scored = [len(piece.continuation) for piece in members]
         prefix = task_prefix(inputs, scored) if members is whole else 0
         own = [(tokens[prefix:], piece) for tokens, piece in zip(inputs, members, strict=True)]
-        yield from _filled(trees(own, budget), prefix, budget)
+        yield from _filled(request_trees(own, budget), prefix, budget)
 
 
 def _filled(found: Sequence[Tree], prefix: int, budget: int) -> Iterator[Chunk]:
@@ -169,7 +183,7 @@ def _filled(found: Sequence[Tree], prefix: int, budget: int) -> Iterator[Chunk]:
     left = sorted(found, key=lambda tree: (-tree.tokens, tree.pieces[0].index))
     while left:
         made, left = rows_of_a_unit(left, budget, prefix)
-        sizes = [tries.size([own for tree in row for own in tree.inputs]) for row in made]
+        sizes = [prefix_tries.trie_size([own for tree in row for own in tree.inputs]) for row in made]
         order = sorted(range(len(made)), key=lambda place: -sizes[place])
         members = [[piece for tree in made[place] for piece in tree.pieces] for place in order]
         unit = Unit(prefix, [len(row) for row in members])

@@ -80,32 +80,32 @@ class LevelReport:
 
 def probe_levels() -> tuple[LevelReport, ...]:
     """Return all levels, best first, with whether each holds. Takes about a second the first time."""
-    return tuple(probe(level) for level in _ORDER)
+    return tuple(probe_level(level) for level in _ORDER)
 
 
 def best_level() -> Level:
     """Return the best level that holds; RLIMITS, which is unsafe, if no other does."""
-    return next((level for level in _ORDER[:-1] if probe(level).holds), Level.RLIMITS)
+    return next((level for level in _ORDER[:-1] if probe_level(level).holds), Level.RLIMITS)
 
 
-def choose(level: Level | None, *, allow_unsafe: bool) -> Level:
+def choose_level(level: Level | None, *, allow_unsafe: bool) -> Level:
     """Return the level to use. Raise SandboxUnavailableError with the reason if it may not be used."""
     chosen = best_level() if level is None else Level(level)
     if chosen is Level.RLIMITS and not allow_unsafe:
-        why = "; ".join(f"{r.level}: {r.reason}" for r in map(probe, _ORDER[:-1]) if not r.holds)
+        why = "; ".join(f"{r.level}: {r.reason}" for r in map(probe_level, _ORDER[:-1]) if not r.holds)
         raise SandboxUnavailableError(
             "resource limits alone do not contain hostile programs"
             + (f" ({why})" if why else "")
             + ": set [metric] allow_unsafe = true (here: --allow-unsafe) to use them"
         )
-    report = probe(chosen)
+    report = probe_level(chosen)
     if not report.holds:
         raise SandboxUnavailableError(f"the {chosen} level does not hold here: {report.reason}")
     return chosen
 
 
 @functools.cache
-def probe(level: Level) -> LevelReport:
+def probe_level(level: Level) -> LevelReport:
     """Return whether one level holds here, tried once per process."""
     try:
         with _bait() as spec:

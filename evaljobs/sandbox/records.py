@@ -75,13 +75,13 @@ class Verdict:
 class Job:
     """One run of a program with its test, and the fields that the zygote reads."""
 
-    body: bytes  # the source that `isolation.execute.judge` takes, as JSON
+    body: bytes  # the source that `isolation.execute.judge_program` takes, as JSON
     timeout_seconds: float
     memory_mib: int
     numpy: bool  # load numpy in the zygote, so that each fork has it
 
 
-def refused(program_id: str, reason: str) -> Verdict:
+def refused_verdict(program_id: str, reason: str) -> Verdict:
     """Return the verdict of a program that was not run."""
     return Verdict(id=program_id, verdict="refused", seconds=0.0, isolation="none", reason=reason[:400])
 
@@ -95,7 +95,7 @@ def program_key(candidate: str, reference: str, timeout: float) -> str:
 # --- programs → jobs --------------------------------------------------------------------------------------------------
 
 
-def problem(program: Program) -> str | None:
+def program_fault(program: Program) -> str | None:
     """Return the fault of a program's record, or None."""
     if (program.test is None) == (program.test_list is None) or isinstance(program.test_list, str):
         return "either test or test_list (a list of texts) is needed"
@@ -110,7 +110,7 @@ def problem(program: Program) -> str | None:
 
 def job_of(program: Program) -> Job:
     """Return the run that gives the program's verdict. Raise ValueError for a bad record."""
-    if wrong := problem(program):
+    if wrong := program_fault(program):
         raise ValueError(wrong)
     source = program.prompt + program.completion + program.code
     if program.test_setup_code:
@@ -143,7 +143,7 @@ def parse_line(line: bytes, number: int) -> Program | Verdict:
         name = str(record.get("id", name))[:1000]
         known = record.keys() & Program.__dataclass_fields__.keys()
         program = Program(**{**{key: record[key] for key in known}, "id": name})
-        wrong = problem(program)
+        wrong = program_fault(program)
     except (ValueError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        return refused(name, f"not a program: {error or type(error).__name__}")
-    return refused(name, wrong) if wrong else program
+        return refused_verdict(name, f"not a program: {error or type(error).__name__}")
+    return refused_verdict(name, wrong) if wrong else program

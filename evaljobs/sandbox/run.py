@@ -23,5 +23,5 @@ def run_programs(
     holds here. Raises SandboxUnavailableError at once if it does not hold, or if only rlimits are
     left and not `allow_unsafe`. May be used from several threads and from forked processes.
     """
-    chosen = levels.choose(level, allow_unsafe=allow_unsafe)
+    chosen = levels.choose_level(level, allow_unsafe=allow_unsafe)
     return run_on(chosen, programs, workers or len(os.sched_getaffinity(0)))

@@ -15,14 +15,14 @@ from evaljobs.errors import one_line
 from evaljobs.judges.judgement import Ask, Reply
 from evaljobs.lmeval import hooks, replay_model
 from evaljobs.lmeval.result_keys import instances_digest
-from evaljobs.lmeval.task_errors import RAISED
+from evaljobs.lmeval.task_errors import TASK_EXCEPTIONS
 from evaljobs.sandbox.code_eval import CodeEval
 from evaljobs.sandbox.records import Program, Verdict
 from evaljobs.scoring.item_deadlines import Items
 
 
 @dataclass(slots=True)
-class Recorded:
+class RecordedPrograms:
     """Programs by key, asks by document, and documents whose metric raised, with the reason."""
 
     programs: dict[str, Program] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Recorded:
 
 def record_programs(
     task: Any, leaf: replay_model.Answers, documents: Sequence[int], items: Items
-) -> Recorded:
+) -> RecordedPrograms:
     """Run a task's filters and metric on its answers, and record the programs and asks.
 
     Filters only see the given documents. One that looks across documents may later need other programs; the score job runs
@@ -49,7 +49,7 @@ def record_programs(
     """
     if instances_digest(task.instances, leaf.head.follow_up) != leaf.head.digests:
         raise replay_model.OtherPromptsError(leaf.head.task, "it asks other prompts than those answered")
-    recorded = Recorded()
+    recorded = RecordedPrograms()
     by_document = _answered(task, leaf, set(documents))
     chosen = [instance for instances in by_document.values() for instance in instances]
     with (
@@ -68,7 +68,7 @@ def record_programs(
                 metric = functools.partial(task.process_results, instances[0].doc, results)
                 try:
                     items.value(item, metric)
-                except RAISED as error:  # the score will raise it again, with the real verdicts
+                except TASK_EXCEPTIONS as error:  # the score will raise it again, with the real verdicts
                     recorded.failed[str(document)] = one_line(error)
             if item in items.failed:
                 recorded.failed[str(document)] = items.failed[item]

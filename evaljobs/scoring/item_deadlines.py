@@ -3,7 +3,7 @@
 Rule: an item has no score if its metric exceeds the deadline, or if two processes died while it ran. Its metric is then not
 run again, it counts in no mean, and it is named with the reason. Every other item's value is lm-eval's. A task without any
 item left has no score. A metric that no signal can interrupt (one long call into C) is killed from outside, by the process
-that reads the note (`Watch`). Called from `score`, `collect_programs` and `worker`.
+that reads the note (`ItemWatch`). Called from `score`, `collect_programs` and `worker`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from evaljobs.contract.paths import EvaluationPaths, slug
 from evaljobs.contract.specs import ExecuteSpec, ScoreSpec
 from evaljobs.contract.storage import make_file, make_folder, try_lock
 from evaljobs.errors import OperatorError, RetryError
-from evaljobs.lmeval.deadline import LateError, deadline
+from evaljobs.lmeval.deadline import LateError, task_deadline
 
 Item = tuple[str, int]  # leaf task, document
 
@@ -117,7 +117,7 @@ class Items:
         seconds = self._seconds + (0 if item[0] in self._first else FIRST_SECONDS)
         self._first.add(item[0])
         try:
-            with deadline(seconds):
+            with task_deadline(seconds):
                 return metric()
         except LateError:
             self.failed[item] = f"its metric took longer than {self._seconds:g} s"
@@ -128,7 +128,7 @@ class Items:
         """Mark work within an item's metric that belongs to no item and has its own deadlines (the sandbox's)."""
         before = os.pread(self._note, NOTE_BYTES, 0) if self._note >= 0 else b""
         self.clear()
-        with deadline(None):
+        with task_deadline(None):
             yield
         self._write(before)
 
@@ -153,7 +153,7 @@ class Items:
         def apply_filters() -> Any:
             most = self._seconds + FIRST_SECONDS
             try:
-                with deadline(most):
+                with task_deadline(most):
                     return filters()
             except LateError:
                 raise OperatorError(
@@ -172,7 +172,7 @@ class Items:
         return {f"{task} {document}": why for (task, document), why in sorted(self.failed.items())}
 
 
-class Watch:
+class ItemWatch:
     """Checks from another process whether a job's current item is far over its deadline."""
 
     def __init__(self, spec: ExecuteSpec | ScoreSpec) -> None:

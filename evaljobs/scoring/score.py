@@ -21,25 +21,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evaljobs.contract.columns import chance_of, columns_of, means, packed
-from evaljobs.contract.folded import files_in, read_bytes
+from evaljobs.contract.archived_files import files_in, read_bytes
+from evaljobs.contract.columns import chance_of, columns_of, pack_columns, signal_means
 from evaljobs.contract.outcomes import Executed, Failed, Scored
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths, request_set_manifest, slug
 from evaljobs.contract.specs import ExecuteSpec, FrameRef, RequestSetManifest, ScoreSpec
 from evaljobs.contract.storage import read_record, write_atomic, write_outcome
-from evaljobs.errors import JobError, OperatorError, details, one_line
+from evaljobs.errors import JobError, OperatorError, error_details, one_line
 from evaljobs.judges.asking import Judges
 from evaljobs.judges.judgement import Ask, Reply
 from evaljobs.lmeval import hooks, quiet_environment, replay_model, run, shown_inputs, source_files
 from evaljobs.lmeval.results import BY_NAME
-from evaljobs.requests.build import drop, read_head
+from evaljobs.requests.build import drop_request_sets, read_head, read_requests
 from evaljobs.sandbox.code_eval import CodeEval
 from evaljobs.sandbox.records import Program, SandboxUnavailableError, Verdict
 from evaljobs.sandbox.run import run_programs
 from evaljobs.scoring import bootstrap
 from evaljobs.scoring.collect_programs import record_programs
 from evaljobs.scoring.item_deadlines import Items
-from evaljobs.secret_values import hidden
+from evaljobs.secret_values import hide_secrets
 
 log = logging.getLogger(__name__)
 
@@ -47,10 +47,10 @@ log = logging.getLogger(__name__)
 PARTS = (*BY_NAME, "config")
 
 
-def warm() -> None:
+def import_for_jobs() -> None:
     """Import what every job needs."""
     quiet_environment(offline=True)
-    hooks.install()
+    hooks.install_seam()
     import datasets  # noqa: F401, PLC0415
     import lm_eval.evaluator  # noqa: PLC0415
     import lm_eval.models.utils  # noqa: F401, PLC0415
@@ -58,27 +58,27 @@ def warm() -> None:
 
 def main(spec: ExecuteSpec | ScoreSpec) -> int:
     """Run `python -m evaljobs execute` and `score`, and return the exit status."""
-    return int(isinstance(perform(spec), Failed))
+    return int(isinstance(perform_metric_job(spec), Failed))
 
 
-def perform(spec: ExecuteSpec | ScoreSpec) -> Executed | Scored | Failed:
+def perform_metric_job(spec: ExecuteSpec | ScoreSpec) -> Executed | Scored | Failed:
     """Run a metric job and write its outcome; an error becomes a `Failed` that says who must act."""
     paths = EvaluationPaths(spec.evaluation_dir)
     outcome: Executed | Scored | Failed
     try:
-        outcome = execute(spec) if isinstance(spec, ExecuteSpec) else score(spec)
+        outcome = execute_documents(spec) if isinstance(spec, ExecuteSpec) else score_entry(spec)
     except Exception as error:
         log.exception("%s failed", spec.name)
         if isinstance(error, replay_model.OtherPromptsError):
             sets = spec.request_sets.values() if isinstance(spec, ScoreSpec) else [spec.request_set]
             for folder in sets:
-                drop(Path(folder).parent)
+                drop_request_sets(Path(folder).parent)
         outcome = Failed(
             name=spec.name,
             job=spec.kind,
             blame=error.blame if isinstance(error, JobError) else "bug",
             error=one_line(error),
-            detail=details(),
+            detail=error_details(),
             entry=spec.entry,
         )
     write_outcome(paths, outcome)
@@ -88,7 +88,7 @@ def perform(spec: ExecuteSpec | ScoreSpec) -> Executed | Scored | Failed:
 # --- execute -----------------------------------------------------------------------------------------------------
 
 
-def execute(spec: ExecuteSpec) -> Executed:
+def execute_documents(spec: ExecuteSpec) -> Executed:
     """Run the programs of whole documents, or ask the judge about them, and store the results.
 
     Raises JobError, or whatever the task raises.
@@ -120,7 +120,7 @@ def execute(spec: ExecuteSpec) -> Executed:
 # --- score -------------------------------------------------------------------------------------------------------
 
 
-def score(spec: ScoreSpec) -> Scored:
+def score_entry(spec: ScoreSpec) -> Scored:
     """Score one suite entry from its responses, and write its results and samples.
 
     Raises ReplayError if a response is missing or prompts changed; then nothing is written.
@@ -137,17 +137,23 @@ def score(spec: ScoreSpec) -> Scored:
             task: _answers(paths, folder, spec.frames.get(task, ()))
             for task, folder in spec.request_sets.items()
         }
-        for leaf in leaves.values():
-            replay_model.check_whole(leaf.head, leaf.answers)
+        for task, leaf in leaves.items():
+            if spec.documents is None:
+                replay_model.check_whole(leaf.head, leaf.answers)
+            else:
+                _, pieces = read_requests(Path(spec.request_sets[task]))
+                leaves[task] = replay_model.restrict_answers(leaf, pieces, spec.documents[task])
         # before recording, since lm-eval's index opens each YAML of include_path
         tasks = run.entry_tasks(
             spec.suite, entry, model=spec.model, model_dir=spec.model_dir, cache=work.cache
         )
         found = _Found(spec, items)
-        with shown_inputs.recorded(rows, leave_out=(work.root, spec.model_dir)):
+        with shown_inputs.record_inputs(rows, leave_out=(work.root, spec.model_dir)):
             results = _results(spec, leaves, tasks, found, items)
         _check_shown(spec)
-    named = source_files.named_by(spec.suite.include_path, entry.name, source_files.Digests(work.digests))
+    named = source_files.files_named_by(
+        spec.suite.include_path, entry.name, source_files.Digests(work.digests)
+    )
     # the score key covers these, and tells a comment from code
     counted = {os.path.realpath(p) for p in (*source_files.task_modules(built), *named.yamls, *named.data)}
     rows = {path: digest for path, digest in rows.items() if os.path.realpath(path) not in counted}
@@ -202,7 +208,7 @@ def _results(
     compute = CodeEval(found.verdicts).compute
 
     def compute_when_loaded(**arguments: Any) -> Any:
-        return compute(**arguments) if tasks.loaded else hooks.unrun(**arguments)
+        return compute(**arguments) if tasks.loaded else hooks.placeholder_scores(**arguments)
 
     with (
         hooks.SEAM.answering(compute_when_loaded),
@@ -214,7 +220,7 @@ def _results(
             spec.suite,
             spec.suite.tasks[spec.entry],
             tasks,
-            bootstrap_iters=spec.bootstrap_iters,
+            bootstrap_iters=spec.bootstrap_iters if spec.documents is None else 0,
             seed_torch=False,
         )
     if unasked := set(leaves) - set(results["configs"]):
@@ -235,9 +241,9 @@ def _check_shown(spec: ScoreSpec) -> set[str]:
         rows = shown_inputs.rows_of_set(parent, shown) or {}
         built |= rows.keys()
         files = {p: digest for p, digest in rows.items() if Path(p).exists()}
-        if differing := shown_inputs.changed(files):
+        if differing := shown_inputs.changed_paths(files):
             raise OperatorError(
-                f"{shown_inputs.in_words(differing[0])} changed since the requests of {spec.suite.tasks[spec.entry].name} "
+                f"{shown_inputs.rows_in_words(differing[0])} changed since the requests of {spec.suite.tasks[spec.entry].name} "
                 "were built: run the same command again; answers to unchanged requests are reused"
             )
     return built
@@ -251,20 +257,24 @@ def _write(
 
     cluster = spec.suite.tasks[spec.entry].cluster
     signals, parts = {}, {}
+    asked = spec.documents
     for task, found in results["samples"].items():
-        samples = [_sample(sample) for sample in found]
+        samples = [_sample(one) for one in found if asked is None or int(one["doc_id"]) in set(asked[task])]
         lines = [json.dumps(s, default=handle_non_serializable, ensure_ascii=False) + "\n" for s in samples]
         write_atomic(paths.samples / f"samples_{slug(task)}_{spec.entry:03d}.jsonl", "".join(lines).encode())
         parts[spec.entry, task] = columns = columns_of(samples, cluster)
-        signals[task] = means(columns) | {"chance": chance_of(samples)}
-    write_atomic(paths.columns(spec.entry), packed(parts))
+        signals[task] = signal_means(columns) | {"chance": chance_of(samples)}
+    write_atomic(paths.columns(spec.entry), pack_columns(parts))
     kept = {part: results[part] for part in PARTS if part in results}
+    if asked is not None:  # lm-eval's scores cover blanks, too
+        kept |= {"results": {}, "groups": {}, "n-samples": {}}
+        signals = {}
     # a task's YAML may contain the token of its data set
-    kept["configs"] = reproducible(hidden(results["configs"]))
+    kept["configs"] = reproducible_configs(hide_secrets(results["configs"]))
     kept["config"] = {
         **results["config"],
         "model": spec.model.engine,
-        "model_args": {"pretrained": spec.model_dir, **hidden(spec.model.model_args)},
+        "model_args": {"pretrained": spec.model_dir, **hide_secrets(spec.model.model_args)},
     }
     for package in ("lm_eval", "transformers"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -278,7 +288,7 @@ def _write(
     return place
 
 
-def reproducible(configs: Any) -> Any:
+def reproducible_configs(configs: Any) -> Any:
     """Return tasks' configs as JSON values, functions without source by name, since their address differs from run to run."""
     from lm_eval.utils import handle_non_serializable  # noqa: PLC0415
 

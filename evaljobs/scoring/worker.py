@@ -35,18 +35,18 @@ from evaljobs import garbage, log_lines
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import SPEC, ExecuteSpec, ScoreSpec
-from evaljobs.contract.storage import STORAGE_AWAY, patiently, write_outcome
-from evaljobs.errors import details, one_line
+from evaljobs.contract.storage import STORAGE_AWAY, retry_while_away, write_outcome
+from evaljobs.errors import error_details, one_line
 from evaljobs.queue import redis_client
-from evaljobs.queue.redis_client import QueueUnavailable, RedisAddress, explained, metric_queue
-from evaljobs.scoring.item_deadlines import Watch
+from evaljobs.queue.redis_client import QueueUnavailable, RedisAddress, explain_errors, metric_queue
+from evaljobs.scoring.item_deadlines import ItemWatch
 from evaljobs.staging.capacity import short_of_memory
 from evaljobs.staging.coordinator_lease import CoordinatorLease, is_there
 from evaljobs.trial.engines.tied import die_with_parent
 
 log = logging.getLogger(__name__)
 
-AWAY = (redis.ConnectionError, redis.TimeoutError)
+REDIS_AWAY_ERRORS = (redis.ConnectionError, redis.TimeoutError)
 JUDGE_SECONDS = 24 * 3600  # deadline of a job that asks a judge
 HEARTBEAT_SECONDS = 2  # between two signs of a busy worker
 HEARTBEAT_TTL = 8  # how long a job counts as running after its worker's last sign
@@ -121,12 +121,12 @@ def run_spec(spec: ExecuteSpec | ScoreSpec) -> str:
         return there
     try:
         metric = importlib.import_module("evaljobs.scoring.score")  # already imported by the supervisor
-        return str(metric.perform(spec).kind)
+        return str(metric.perform_metric_job(spec).kind)
     except Exception as error:  # the job's deadline, or an import: the outcome reports any error
         if isinstance(error, OSError) and error.errno in STORAGE_AWAY:
             raise
         log.exception("%s", spec.name)
-        leave_failed(spec, error=one_line(error), detail=details())
+        leave_failed(spec, error=one_line(error), detail=error_details())
         return "failed"
 
 
@@ -141,7 +141,7 @@ class MetricJob(Job):  # type: ignore[misc]
         self._success_callback_name = self._failure_callback_name = self._stopped_callback_name = None
 
     def _execute(self) -> str:
-        return patiently(lambda: run_spec(read_spec(self.args[0])))
+        return retry_while_away(lambda: run_spec(read_spec(self.args[0])))
 
 
 class MetricWorker(Worker):  # type: ignore[misc]
@@ -166,7 +166,7 @@ class MetricWorker(Worker):  # type: ignore[misc]
             work_horse_killed_handler=self._on_killed_horse,
         )
         self._spec: ExecuteSpec | ScoreSpec | None = None
-        self._watch: Watch | None = None
+        self._watch: ItemWatch | None = None
         self._killed = 0  # processes that the kernel had killed for lack of memory when the job began
 
     # --- one job ---------------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ class MetricWorker(Worker):  # type: ignore[misc]
         self._spec = self._watch = None
         with suppress(OSError, ValueError):  # the work-horse reports it
             self._spec = read_spec(job.args[0])
-            self._watch = Watch(self._spec)
+            self._watch = ItemWatch(self._spec)
             job.timeout = deadline_seconds(self._spec)
         self._killed, _ = short_of_memory()
         return execution
@@ -191,7 +191,7 @@ class MetricWorker(Worker):  # type: ignore[misc]
         while True:
             try:
                 super().monitor_work_horse(job, queue)
-            except AWAY as error:
+            except REDIS_AWAY_ERRORS as error:
                 if not _runs(self.horse_pid):
                     raise
                 self.log.warning("Redis is unreachable (%s); the job continues", error)
@@ -249,16 +249,16 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def work(redis_file: Path, evaluation_id: str) -> None:
+def run_worker(redis_file: Path, evaluation_id: str) -> None:
     """Run as one worker until a signal, or Redis, ends it. Raise QueueUnavailable if Redis did."""
-    address = redis_client.read(redis_file)
+    address = redis_client.read_address(redis_file)
     queue = Queue(
         metric_queue(evaluation_id),
-        connection=redis_client.client(address),
+        connection=redis_client.make_client(address),
         job_class=MetricJob,
         serializer=JSONSerializer,
     )
-    with explained(address.where):
+    with explain_errors(address.where):
         clean_worker_registry(queue)  # names of dead workers, which RQ keeps in a list
         MetricWorker(queue).work(logging_level="INFO")
 
@@ -341,7 +341,7 @@ class Supervisor:
                 signal.signal(number, signal.SIG_DFL)
             # a signal may have arrived while the supervisor's handler was still installed here
             if self.stopping_since is None:
-                work(self.options.redis_file, self.options.queue)
+                run_worker(self.options.redis_file, self.options.queue)
         except QueueUnavailable as error:
             log.warning("worker %d: %s", os.getpid(), error)
         except BaseException:
@@ -377,14 +377,14 @@ class Supervisor:
             return
         self._called_at = at
         try:
-            address = redis_client.read(self.options.redis_file)
+            address = redis_client.read_address(self.options.redis_file)
             if self._address not in (
                 None,
                 address,
             ):  # its worker exits after its running job: RQ would retry there for ever
                 self._signal(signal.SIGTERM)
             self._address = address
-            redis_client.shared(address).ping()
+            redis_client.shared_client(address).ping()
             self._answered = self._lease.renewals if self._lease is not None else 0
         except (QueueUnavailable, redis.RedisError, OSError) as error:
             log.warning("Redis: %s", error)
@@ -405,9 +405,9 @@ def main(argv: Sequence[str]) -> int:
     add("--lease-file", type=Path, help="what a living coordinator touches")
     add("--lease-seconds", type=float, default=900.0, help="without a touch, after which the workers end")
     options = parser.parse_args(argv)
-    log_lines.begin("%(asctime)s %(name)s: %(message)s")
+    log_lines.begin_logging("%(asctime)s %(name)s: %(message)s")
     try:
-        importlib.import_module("evaljobs.scoring.score").warm()
+        importlib.import_module("evaljobs.scoring.score").import_for_jobs()
     except Exception:  # each job will leave an outcome that reports it
         log.exception("the metric code cannot be imported")
     gc.collect()

@@ -135,7 +135,7 @@ def _memory_groups(proc: Path, mount: Path) -> Iterator[tuple[Path, Path]]:
             yield mount / "memory", mount / "memory" / path.strip("/")
 
 
-def room(root: str | Path) -> Room:
+def measure_room(root: str | Path) -> Room:
     """Return what may still be written below `root`. Raise OSError."""
     fs = fs_type(root)
     disk = os.statvfs(root)

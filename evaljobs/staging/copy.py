@@ -31,7 +31,7 @@ class TargetFailed(Exception):  # noqa: N818 (a fact about the target)
     """A target cannot be written: no space, quota, a failed file system."""
 
 
-class Stopped(RetryError):  # noqa: N818 (a request, not an error)
+class CopyStopped(RetryError):  # noqa: N818 (a request, not an error)
     """The copy was asked to stop; its targets are incomplete."""
 
 
@@ -90,7 +90,7 @@ def copy_files(
             for reader in [pool.submit(crew.work) for _ in range(readers)]:
                 reader.result()
         if stop.is_set():
-            raise Stopped("asked to stop while copying")
+            raise CopyStopped("asked to stop while copying")
         for copy in copies:  # changed under us, or replaced
             check_source(copy.source, copy.size, copy.mtime_ns)
     finally:

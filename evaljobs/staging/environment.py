@@ -37,17 +37,17 @@ def list_of(work: WorkPaths, interpreter: str = sys.executable) -> Path:
     return work.environments / f"{hashlib.sha256(interpreter.encode()).hexdigest()[:16]}.json"
 
 
-def learn(place: Path) -> None:
+def record_touched(place: Path) -> None:
     """Write down what this process has touched, unless that was done lately. Raises OSError."""
     try:
         if time.time() - place.stat().st_mtime < RENEWED_SECONDS:
             return
     except FileNotFoundError:
         pass
-    write_atomic(place, json.dumps(touched()).encode())
+    write_atomic(place, json.dumps(touched_ranges()).encode())
 
 
-def touched() -> dict[str, Ranges]:
+def touched_ranges() -> dict[str, Ranges]:
     """The ranges of each file that this process has read as a module or touched in a mapping. Raises OSError."""
     blocks: dict[str, set[int]] = {}
     with Path("/proc/self/pagemap").open("rb", buffering=0) as pagemap:

@@ -40,7 +40,7 @@ class BadWeights(ValueError):  # noqa: N818 (a fact about a file, not about our 
     """A weight file that violates its format: truncated, half-written, or not safetensors at all."""
 
 
-class Row(NamedTuple):
+class FileRow(NamedTuple):
     """The identity of one file: a digest of its samples, its bytes and mtime; or only a digest of its content."""
 
     name: str
@@ -109,7 +109,7 @@ def read_header(path: str | Path) -> Header:
     )
 
 
-def fingerprint(path: str | Path, header: Header | None = None) -> bytes:
+def weights_fingerprint(path: str | Path, header: Header | None = None) -> bytes:
     """Digest a weight file's header and samples: of every tensor, or of 64 parts, and at its quarters and end.
 
     `header`: of a safetensors file, if already read.
@@ -147,7 +147,7 @@ def is_weights(name: str, size: int) -> bool:
     return name.endswith(WEIGHTS) or size > HEADER_LIMIT
 
 
-def identity(
+def checkpoint_identity(
     files: Iterable[CheckpointFile], folder: str | Path, headers: Mapping[str, Header] = MappingProxyType({})
 ) -> Identity:
     """Return the identity of a checkpoint, over `files` (in any order) and their contents.
@@ -175,7 +175,7 @@ def check_storage(checkpoint: CheckpointSpec) -> None:
 
 def check_identity(checkpoint: CheckpointSpec, folder: str | Path) -> None:
     """Raise SourceChanged unless `folder`, the checkpoint's own or a copy, contains what was announced."""
-    _check(checkpoint.source, checkpoint.digest, lambda: identity(checkpoint.files, folder).digest)
+    _check(checkpoint.source, checkpoint.digest, lambda: checkpoint_identity(checkpoint.files, folder).digest)
 
 
 def check_folder(place: str | Path, announced: str) -> None:
@@ -200,7 +200,7 @@ def announced_mtime(file: CheckpointFile) -> int | None:
 
 
 def folder_identity(place: str | Path) -> str:
-    """Return the identity of an adapter, or of any other file or folder that a model argument names, like `identity`.
+    """Return the identity of an adapter, or of any other file or folder that a model argument names, like `checkpoint_identity`.
 
     Hidden files do not count. Raises BadWeights and OSError.
     """
@@ -217,13 +217,13 @@ def folder_identity(place: str | Path) -> str:
     return _of_rows(rows).digest
 
 
-def _row(name: str, size: int, mtime_ns: int, place: Path, header: Header | None = None) -> Row:
+def _row(name: str, size: int, mtime_ns: int, place: Path, header: Header | None = None) -> FileRow:
     if is_weights(name, size):
-        return Row(name, fingerprint(place, header).hex(), size, mtime_ns)
-    return Row(name, hash_file(place, block=BLOCK))
+        return FileRow(name, weights_fingerprint(place, header).hex(), size, mtime_ns)
+    return FileRow(name, hash_file(place, block=BLOCK))
 
 
-def _of_rows(rows: Iterable[Row]) -> Identity:
+def _of_rows(rows: Iterable[FileRow]) -> Identity:
     rows = sorted(rows)
     return Identity(_digest(rows), _digest([row._replace(mtime_ns=0) for row in rows]))
 

@@ -27,8 +27,8 @@ from typing import Any
 
 from evaljobs.contract.storage import write_atomic
 from evaljobs.staging import store
-from evaljobs.staging.capacity import cgroup_limits, memory_available, room
-from evaljobs.staging.store import Refused
+from evaljobs.staging.capacity import cgroup_limits, measure_room, memory_available
+from evaljobs.staging.store import StoreRefused
 
 PACKAGES = ("lm_eval", "torch", "transformers", "vllm", "sglang", "redis", "rq")
 REDIS_SECONDS = 5.0
@@ -43,7 +43,7 @@ def probe_node(roots: Sequence[str] = ("/dev/shm",), *, sample_mb: int = SAMPLE_
         "host": socket.gethostname(),
         "python": platform.python_version(),
         "executable": sys.executable,
-        "versions": versions(),
+        "versions": installed_versions(),
         "cpus": len(os.sched_getaffinity(0)),
         "memory_available": memory_available(),
         "memory_cgroup_limit": min((most for most, _ in cgroup_limits()), default=None),
@@ -51,7 +51,7 @@ def probe_node(roots: Sequence[str] = ("/dev/shm",), *, sample_mb: int = SAMPLE_
     }
 
 
-def versions() -> dict[str, str | None]:
+def installed_versions() -> dict[str, str | None]:
     """Return the installed version of each of PACKAGES, without importing it; None if it is not installed."""
     found: dict[str, str | None] = dict.fromkeys(PACKAGES)
     for package in PACKAGES:
@@ -64,7 +64,7 @@ def probe_root(root: str, *, sample_mb: int = SAMPLE_MB) -> dict[str, Any]:
     """Probe one root: its size, its kind, whether weights may go there, and how fast a sample is written and read."""
     record: dict[str, Any] = {"root": root, "usable": False, "why": ""}
     try:
-        disk, there = os.statvfs(root), room(root)
+        disk, there = os.statvfs(root), measure_room(root)
         record |= {
             "fs": there.fs,
             "rung": there.rung,
@@ -74,14 +74,14 @@ def probe_root(root: str, *, sample_mb: int = SAMPLE_MB) -> dict[str, Any]:
             "room_limited_by": there.limit,
         }
         with store.locked_home(root, create=True) as home:
-            record |= measure(home, min(sample_mb << 20, there.free // 4))
+            record |= measure_folder(home, min(sample_mb << 20, there.free // 4))
         record["usable"] = True
-    except (Refused, OSError) as error:
+    except (StoreRefused, OSError) as error:
         record["why"] = str(error)
     return record
 
 
-def measure(folder: Path, size: int) -> dict[str, Any]:
+def measure_folder(folder: Path, size: int) -> dict[str, Any]:
     """Write and read `size` bytes in a folder; return rates in bytes per second. Nothing is left."""
     size -= size % _BLOCK
     if size <= 0:
@@ -100,16 +100,16 @@ def measure(folder: Path, size: int) -> dict[str, Any]:
     return {"sample": size, "write_rate": size / (written - started), "read_rate": size / (ended - written)}
 
 
-def nonce(root: str, name: str, *, leave: bool) -> bool | None:
+def exchange_nonce(root: str, name: str, *, leave: bool) -> bool | None:
     """Leave a nonce for another job (True), or find and remove one (whether it existed). None: no usable root."""
     try:
         with store.locked_home(root, create=leave) as home:
             # the next job that cleans the folder removes names of this kind
-            place = home / f"{store.RETIRED}nonce-{name}"
+            place = home / f"{store.RETIRED_PREFIX}nonce-{name}"
             place.mkdir() if leave else place.rmdir()
     except FileNotFoundError:
         return False
-    except (Refused, OSError):
+    except (StoreRefused, OSError):
         return None
     return True
 
@@ -121,10 +121,10 @@ def redis_trouble(file: Path) -> str:
     except ImportError as error:
         return f"this interpreter cannot talk to Redis: {error}"
     try:
-        address = redis_client.read(file)
+        address = redis_client.read_address(file)
         with (
-            redis_client.explained(address.where),
-            redis_client.client(address, seconds=REDIS_SECONDS) as client,
+            redis_client.explain_errors(address.where),
+            redis_client.make_client(address, seconds=REDIS_SECONDS) as client,
         ):
             client.ping()
     except redis_client.QueueUnavailable as error:
@@ -145,7 +145,7 @@ def main(argv: Sequence[str]) -> int:
     chosen = parser.parse_args(argv)
     roots = chosen.root or ["/dev/shm"]
     if chosen.look:
-        record: dict[str, Any] = {"nonce_seen": nonce(roots[0], chosen.look, leave=False)}
+        record: dict[str, Any] = {"nonce_seen": exchange_nonce(roots[0], chosen.look, leave=False)}
     else:
         record = probe_node(roots, sample_mb=chosen.sample_mb)
         record["redis_trouble"] = chosen.redis_file and redis_trouble(chosen.redis_file)
@@ -154,7 +154,7 @@ def main(argv: Sequence[str]) -> int:
             from evaljobs.sandbox.levels import probe_levels  # noqa: PLC0415 (a second: imported only on request)
 
             record["sandbox"] = [asdict(report) for report in probe_levels()]
-        record["nonce_left"] = bool(chosen.leave) and nonce(roots[0], chosen.leave, leave=True)
+        record["nonce_left"] = bool(chosen.leave) and exchange_nonce(roots[0], chosen.leave, leave=True)
     text = json.dumps(record)
     if chosen.out is None:
         sys.stdout.write(text + "\n")

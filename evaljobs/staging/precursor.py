@@ -31,19 +31,19 @@ from evaljobs.contract.storage import write_atomic, write_outcome
 from evaljobs.errors import JobError, RetryError, one_line
 from evaljobs.staging import copy as copying
 from evaljobs.staging import environment, segments, store
-from evaljobs.staging.capacity import gpu_name, room
+from evaljobs.staging.capacity import gpu_name, measure_room
 from evaljobs.staging.coordinator_lease import CoordinatorLease, is_there
 from evaljobs.staging.fingerprint import announced_mtime, check_identity, check_storage, content_of
-from evaljobs.staging.store import INCOMING, MANIFEST, Refused, Slot
+from evaljobs.staging.store import INCOMING, MANIFEST, Slot, StoreRefused
 
 POLL_SECONDS = 0.5  # between two looks for the release file
-RELEASED = "released"
+RELEASED_REASON = "released"
 READER_PATIENCE = 10.0  # seconds for trials to exit, or to finish opening files, before a copy is removed
-MARGIN = 64 << 20  # bytes to keep free on a root beside a copy
+FREE_MARGIN_BYTES = 64 << 20  # bytes to keep free on a root beside a copy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holding:
+class StagedCheckpoint:
     """A staged checkpoint and the slot with our lease. `slot` is None if trials read the weights from storage."""
 
     spec: StageSpec
@@ -55,7 +55,7 @@ class NoRoomForPrefetchError(RetryError):
     """The share of this node's memory for prefetches is too small for the checkpoint."""
 
 
-def say(text: str) -> None:
+def log_line(text: str) -> None:
     """Print a line to the job's log."""
     print(time.strftime("%H:%M:%S"), text, file=sys.stderr, flush=True)  # noqa: T201
 
@@ -63,8 +63,8 @@ def say(text: str) -> None:
 # --- staging ---------------------------------------------------------------------------------------------------------
 
 
-def stage_only(spec: StageSpec, *, stop: threading.Event | None = None) -> Holding:
-    """Stage on the first usable root of `spec.roots`, or leave the weights on storage. The caller finishes with `clear`.
+def stage_only(spec: StageSpec, *, stop: threading.Event | None = None) -> StagedCheckpoint:
+    """Stage on the first usable root of `spec.roots`, or leave the weights on storage. The caller finishes with `clear_weights`.
 
     Raises SourceChanged (an operator must act), Stopped (`stop` was set), OSError (storage cannot be read; retry).
     """
@@ -75,11 +75,11 @@ def stage_only(spec: StageSpec, *, stop: threading.Event | None = None) -> Holdi
     for root in spec.roots:
         try:
             slot, copied, notes = _stage_on(root, spec, stop)
-        except (Refused, copying.TargetFailed) as error:
+        except (StoreRefused, copying.TargetFailed) as error:
             why.append(str(error))
-            say(f"cannot stage on {root}: {error}")
+            log_line(f"cannot stage on {root}: {error}")
             continue
-        path, rung = str(slot.model), room(root).rung
+        path, rung = str(slot.model), measure_room(root).rung
         content = content_of(json.loads((slot.path / MANIFEST).read_bytes())["files"])
         why += notes
         break
@@ -105,7 +105,7 @@ def stage_only(spec: StageSpec, *, stop: threading.Event | None = None) -> Holdi
         environment_bytes=environment_bytes,
         environment_seconds=time.monotonic() - copied_at,
     )
-    return Holding(spec=spec, staged=staged, slot=slot)
+    return StagedCheckpoint(spec=spec, staged=staged, slot=slot)
 
 
 def _stage_on(root: str, spec: StageSpec, stop: threading.Event) -> tuple[Slot, int, list[str]]:
@@ -113,9 +113,9 @@ def _stage_on(root: str, spec: StageSpec, stop: threading.Event) -> tuple[Slot, 
     notes: list[str] = []
     while True:
         try:
-            slot = store.join(root, spec.checkpoint.digest)
+            slot = store.join_slot(root, spec.checkpoint.digest)
         except OSError as error:
-            raise Refused(f"{root}: {error.strerror or error}") from error
+            raise StoreRefused(f"{root}: {error.strerror or error}") from error
         try:
             with _locked(slot, stop) as is_whole:
                 if not is_whole:
@@ -129,25 +129,25 @@ def _stage_on(root: str, spec: StageSpec, stop: threading.Event) -> tuple[Slot, 
                         store.remove_unused(home, keep=slot.path.name)
                 return slot, 0, notes
         except BaseException:
-            store.leave(slot, patience=0.0)
+            store.leave_slot(slot, patience=0.0)
             raise
         notes.append(f"the copy found in {slot.path} was damaged ({', '.join(bad)}) and was replaced")
-        say(notes[-1])
-        store.leave(slot, patience=0.0, damaged=True)  # a trial that has mapped it keeps its pages
+        log_line(notes[-1])
+        store.leave_slot(slot, patience=0.0, damaged=True)  # a trial that has mapped it keeps its pages
 
 
 @contextlib.contextmanager
 def _locked(slot: Slot, stop: threading.Event) -> Iterator[bool]:
     """Hold the copy's lock, shared if it is complete (True), otherwise exclusively, to copy; wait for a living copier."""
     said, manifest = False, slot.path / MANIFEST
-    while (taken := store.lock(slot.path, shared=manifest.exists())) is None:
+    while (taken := store.open_lock(slot.path, shared=manifest.exists())) is None:
         if slot.lost():
             raise RetryError(f"{slot.path} was removed by another process")
         if not said:
-            say(f"another precursor is staging {slot.path}: waiting for it")
+            log_line(f"another precursor is staging {slot.path}: waiting for it")
             said = True
         if stop.wait(0.05):
-            raise copying.Stopped("asked to stop while waiting for another precursor")
+            raise copying.CopyStopped("asked to stop while waiting for another precursor")
     try:
         yield manifest.exists()
     finally:
@@ -179,14 +179,14 @@ def _make_room(slot: Slot, spec: StageSpec) -> None:
     A prefetch (`share` is set) only removes retired copies, and only takes that part of the free space. Raises Refused if
     there is not enough.
     """
-    need, share = spec.checkpoint.bytes + MARGIN, spec.share
+    need, share = spec.checkpoint.bytes + FREE_MARGIN_BYTES, spec.share
     with store.locked_home(slot.root) as home:
         store.remove_tree(slot.path / INCOMING)
         store.remove_unused(home, keep=slot.path.name, retired_only=share is not None)
-    there = room(slot.root)
+    there = measure_room(slot.root)
     if there.free * (1.0 if share is None else share) < need:
         part = "" if share is None else f"{share:g} of "
-        raise Refused(
+        raise StoreRefused(
             f"{slot.root}: {need / 1e9:.2f} GB are needed, {part}{there.free / 1e9:.2f} GB are {there.limit}"
         )
 
@@ -214,7 +214,7 @@ def copy_in(slot: Slot, spec: StageSpec, stop: threading.Event) -> None:
             )
     check_identity(checkpoint, incoming)
     if stop.is_set():
-        raise copying.Stopped("asked to stop before the copy was published")
+        raise copying.CopyStopped("asked to stop before the copy was published")
     store.remove_tree(slot.model)  # a precursor that was killed left it without a manifest
     incoming.rename(slot.model)
     manifest = json.dumps({"digest": checkpoint.digest, "files": sums})
@@ -235,14 +235,14 @@ def _create(path: Path, size: int) -> int:
 # --- holding and clearing --------------------------------------------------------------------------------------------
 
 
-def hold(holding: Holding, stop: threading.Event) -> str:
+def hold_weights(holding: StagedCheckpoint, stop: threading.Event) -> str:
     """Hold until the release file exists, `stop` is set, the coordinator's lease ends or the copy is gone; return the reason."""
     spec = holding.spec
     release = EvaluationPaths(spec.evaluation_dir).release_file(spec.name)
     lease = CoordinatorLease(Path(spec.lease_file), spec.lease_seconds)
     while True:
         if is_there(release):
-            return RELEASED
+            return RELEASED_REASON
         if stop.is_set():
             return "terminated"
         if expired := lease.expired():
@@ -252,10 +252,10 @@ def hold(holding: Holding, stop: threading.Event) -> str:
         stop.wait(POLL_SECONDS)
 
 
-def clear(holding: Holding, reason: str) -> Cleared:
+def clear_weights(holding: StagedCheckpoint, reason: str) -> Cleared:
     """Give the lease back; the last precursor of this checkpoint here frees the memory. Also frees memory of dead engines."""
-    segments.sweep()
-    freed = 0 if holding.slot is None else store.leave(holding.slot, patience=READER_PATIENCE)
+    segments.sweep_segments()
+    freed = 0 if holding.slot is None else store.leave_slot(holding.slot, patience=READER_PATIENCE)
     return Cleared(name=holding.spec.name, node=holding.spec.node, freed_bytes=freed, reason=reason)
 
 
@@ -271,7 +271,9 @@ def stopping_on_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def failure(error: Exception, *, name: str, node: str, job: Literal["stage", "host"] = "stage") -> Failed:
+def staging_failure(
+    error: Exception, *, name: str, node: str, job: Literal["stage", "host"] = "stage"
+) -> Failed:
     """Return the outcome of a failed staging; `blame` says who must act."""
     match error:
         case copying.SourceChanged():
@@ -294,17 +296,17 @@ def main(spec: StageSpec) -> int:
         try:
             holding = stage_only(spec, stop=stop)
         except (JobError, OSError) as error:
-            failed = failure(error, name=spec.name, node=spec.node)
-            say(failed.error)
+            failed = staging_failure(error, name=spec.name, node=spec.node)
+            log_line(failed.error)
             write_outcome(paths, failed)
             return 1
         reason = "the precursor failed"
         try:
-            say(f"staged: {holding.staged.model_dump_json()}")
+            log_line(f"staged: {holding.staged.model_dump_json()}")
             write_outcome(paths, holding.staged)
-            reason = hold(holding, stop)
+            reason = hold_weights(holding, stop)
         finally:
-            cleared = clear(holding, reason)
-            say(f"cleared {cleared.freed_bytes} bytes: {reason}")
+            cleared = clear_weights(holding, reason)
+            log_line(f"cleared {cleared.freed_bytes} bytes: {reason}")
         write_outcome(paths, cleared)
     return 0

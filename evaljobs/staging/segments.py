@@ -1,7 +1,7 @@
 """Shared memory in /dev/shm of an engine's processes, freed however these processes end.
 
 Rule: once all of an engine's processes have mapped a segment, its name is removed, so the kernel frees the memory at the end
-of the last one. Until then a segment's name begins with PREFIX, by which `sweep` finds those of processes killed while
+of the last one. Until then a segment's name begins with PREFIX, by which `sweep_segments` finds those of processes killed while
 loading. Called from `trial.engines`, `__main__`, `precursor` and `clean`.
 """
 
@@ -41,7 +41,7 @@ def name_ours() -> None:
 
 
 @contextlib.contextmanager
-def named() -> Iterator[None]:
+def named_segments() -> Iterator[None]:
     """Call `name_ours`, only for the context."""
     before = shared_memory.SharedMemory
     name_ours()
@@ -57,7 +57,7 @@ def unlink_mapped() -> int:
     The memory stays until the last of them has ended.
     """
     removed = 0
-    for name in sorted(mapped(family(os.getpid()))):
+    for name in sorted(mapped_files(process_family(os.getpid()))):
         if not name.startswith(MAPPED_ONCE):
             continue
         with contextlib.suppress(OSError):
@@ -68,12 +68,12 @@ def unlink_mapped() -> int:
     return removed
 
 
-def sweep() -> int:
+def sweep_segments() -> int:
     """Remove segments with PREFIX that no process has mapped; return the bytes."""
     freed = 0
     with contextlib.suppress(FileNotFoundError):
         found = [place for place in FOLDER.iterdir() if place.name.startswith(PREFIX)]
-        used = mapped(_processes()) if found else set()
+        used = mapped_files(_processes()) if found else set()
         for place in found:
             with contextlib.suppress(OSError):
                 status = place.lstat()
@@ -83,7 +83,7 @@ def sweep() -> int:
     return freed
 
 
-def mapped(processes: Iterable[int]) -> set[str]:
+def mapped_files(processes: Iterable[int]) -> set[str]:
     """Return names of files directly below /dev/shm that the processes have mapped. Unreadable ones are ignored.
 
     By inode: the kernel lists a semaphore under the name that it had when it was created.
@@ -102,7 +102,7 @@ def mapped(processes: Iterable[int]) -> set[str]:
     return names
 
 
-def family(pid: int) -> list[int]:
+def process_family(pid: int) -> list[int]:
     """Return a process and all of its descendants."""
     found = [pid]
     for member in found:

@@ -45,18 +45,18 @@ from evaljobs.staging import segments
 # clean`
 MODEL, INCOMING, MANIFEST = "model", "incoming", "manifest.json"
 HELD_LOCK = "held.lock"
-RETIRED = "retired-"
-DIGEST = re.compile(r"[0-9a-f]{16,64}")
+RETIRED_PREFIX = "retired-"
+DIGEST_NAME = re.compile(r"[0-9a-f]{16,64}")
 
 
-class Refused(Exception):  # noqa: N818 (a fact about the node)
+class StoreRefused(Exception):  # noqa: N818 (a fact about the node)
     """This memory cannot be used; the message says what was found there, and what to do about it."""
 
 
 # --- locks -----------------------------------------------------------------------------------------------------------
 
 
-def lock(path: Path, *, shared: bool = False) -> int | None:
+def open_lock(path: Path, *, shared: bool = False) -> int | None:
     """Lock a file or folder, returning a descriptor to close; None if it is not free, or the name is gone."""
     with contextlib.ExitStack() as undo, contextlib.suppress(FileNotFoundError):
         taken = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -69,7 +69,7 @@ def lock(path: Path, *, shared: bool = False) -> int | None:
 
 def is_locked(path: Path) -> bool:
     """Return whether a living process holds a checkpoint's lock: its folder a trial, HELD_LOCK a precursor."""
-    if (taken := lock(path)) is not None:
+    if (taken := open_lock(path)) is not None:
         os.close(taken)
         return False
     return path.exists()
@@ -85,7 +85,7 @@ def same_file(descriptor: int, path: Path) -> bool:
 # --- the home --------------------------------------------------------------------------------------------------------
 
 
-HOME = re.compile(r"evalspan-\d+")
+HOME_NAME = re.compile(r"evalspan-\d+")
 LOCK_SECONDS = 60.0  # longest wait for another process that changes names in a home
 
 
@@ -109,7 +109,7 @@ def locked_home(root: str | Path, *, create: bool = False) -> Iterator[Path]:
             stack.callback(os.close, folder)
             # changing names takes milliseconds, or a reader's patience
             if not try_lock(folder, wait=LOCK_SECONDS):
-                raise Refused(
+                raise StoreRefused(
                     f"{home} has been locked by another process for {LOCK_SECONDS:.0f} s: is a job suspended?"
                 )
             if same_file(folder, home):  # a process that empties a home removes it
@@ -126,11 +126,11 @@ def _open_home(home: Path) -> int:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise Refused(f"{home} ({error.strerror}) {what}") from error
+        raise StoreRefused(f"{home} ({error.strerror}) {what}") from error
     found = os.fstat(folder)
     if found.st_uid != os.geteuid() or found.st_mode & 0o022:
         os.close(folder)
-        raise Refused(f"{home} (of uid {found.st_uid}, mode {found.st_mode & 0o777:o}) {what}")
+        raise StoreRefused(f"{home} (of uid {found.st_uid}, mode {found.st_mode & 0o777:o}) {what}")
     return folder
 
 
@@ -162,7 +162,7 @@ class Slot:
         return not same_file(self.lease, self.path / HELD_LOCK)
 
 
-def join(root: str | Path, digest: str) -> Slot:
+def join_slot(root: str | Path, digest: str) -> Slot:
     """Take a lease on a checkpoint's folder, creating it if necessary. Raise Refused, OSError (ENOSPC)."""
     with locked_home(root, create=True) as home:
         path = home / digest
@@ -172,7 +172,7 @@ def join(root: str | Path, digest: str) -> Slot:
         return Slot(root=Path(root), path=path, lease=lease)
 
 
-def leave(slot: Slot, *, patience: float = 10.0, damaged: bool = False) -> int:
+def leave_slot(slot: Slot, *, patience: float = 10.0, damaged: bool = False) -> int:
     """Give the lease back; the last living precursor removes the checkpoint, and any removes a damaged one. Return the bytes
     freed.
 
@@ -189,10 +189,10 @@ def leave(slot: Slot, *, patience: float = 10.0, damaged: bool = False) -> int:
 def _retire(home: Path, digest: str, patience: float) -> Path:
     """Take a checkpoint out of use atomically, once no process reads it, or after `patience` seconds; return its remains."""
     deadline = time.monotonic() + patience
-    while (taken := lock(home / digest)) is None and time.monotonic() < deadline:
+    while (taken := open_lock(home / digest)) is None and time.monotonic() < deadline:
         time.sleep(0.01)
     try:  # while the lock is held no new reader comes
-        return (home / digest).rename(home / f"{RETIRED}{digest}-{secrets.token_hex(4)}")
+        return (home / digest).rename(home / f"{RETIRED_PREFIX}{digest}-{secrets.token_hex(4)}")
     finally:
         if taken is not None:
             os.close(taken)
@@ -212,9 +212,9 @@ def remove_unused(
     """
     found: dict[str, int | None] = {}
     for path in sorted(home.iterdir()):
-        if path.name.startswith(RETIRED):
+        if path.name.startswith(RETIRED_PREFIX):
             found[path.name] = remove_tree(path)
-        elif DIGEST.fullmatch(path.name) and path.name != keep and not retired_only:
+        elif DIGEST_NAME.fullmatch(path.name) and path.name != keep and not retired_only:
             used = not even_used and (is_locked(path / HELD_LOCK) or is_locked(path))
             found[path.name] = None if used else remove_tree(_retire(home, path.name, patience))
     return found
@@ -223,7 +223,7 @@ def remove_unused(
 # --- the `clean` verb -----------------------------------------------------------------------------------------------
 
 
-def clean(root: str | Path, *, everything: bool = False, patience: float = 2.0) -> dict[str, Any]:
+def clean_copies(root: str | Path, *, everything: bool = False, patience: float = 2.0) -> dict[str, Any]:
     """Remove copies below `root` that are not in use, or with `everything` all: a living precursor notices and exits.
 
     Return what was done, as `clean` prints it; `kept`: copies in use; `problems`: names that are not evalspan's, left alone,
@@ -238,7 +238,7 @@ def clean(root: str | Path, *, everything: bool = False, patience: float = 2.0) 
             problems = [f"{path} is not one of evalspan's names: it was left alone" for path in strange]
     except FileNotFoundError:
         pass
-    except (Refused, OSError) as error:
+    except (StoreRefused, OSError) as error:
         problems = [str(error)]
     return {
         "root": str(root),
@@ -256,9 +256,9 @@ def clean_main(argv: Sequence[str]) -> int:
     parser.add_argument("--all", action="store_true", help="copies in use, too")
     chosen = parser.parse_args(argv)
     status = 0
-    segments.sweep()
+    segments.sweep_segments()
     for root in chosen.root or ["/dev/shm"]:
-        done = clean(root, everything=chosen.all)
+        done = clean_copies(root, everything=chosen.all)
         with contextlib.suppress(BrokenPipeError):
             sys.stdout.write(json.dumps(done) + "\n")
         status |= bool(done["problems"])
@@ -276,13 +276,15 @@ def slot_of(model_path: str | Path) -> Path | None:
     """Return the checkpoint folder of a staged model path; None if the path is not staged."""
     path = Path(model_path)
     ours = (
-        path.name == MODEL and DIGEST.fullmatch(path.parent.name) and HOME.fullmatch(path.parent.parent.name)
+        path.name == MODEL
+        and DIGEST_NAME.fullmatch(path.parent.name)
+        and HOME_NAME.fullmatch(path.parent.parent.name)
     )
     return path.parent if ours else None
 
 
 @contextlib.contextmanager
-def reading(model_path: str | Path, *, wait_seconds: float = 0.0) -> Iterator[None]:
+def hold_for_reading(model_path: str | Path, *, wait_seconds: float = 0.0) -> Iterator[None]:
     """Hold a lock on staged weights, so that their names stay until they are loaded; does nothing for other paths.
 
     A trial holds it until it ends. Waits up to `wait_seconds` for a copy in progress, logging its progress. Raises NotStaged.
@@ -308,7 +310,7 @@ def reading(model_path: str | Path, *, wait_seconds: float = 0.0) -> Iterator[No
 
 def _lock_whole(slot: Path) -> int | None:
     """Return a shared lock on a complete copy; None if there is none (yet)."""
-    taken = lock(slot, shared=True)
+    taken = open_lock(slot, shared=True)
     if taken is None or (slot / MANIFEST).exists():
         return taken
     os.close(taken)

@@ -1,6 +1,6 @@
 """A trial's claims: reports finished shards and gets the next one, even while Redis is unreachable.
 
-Rule: while Redis is unreachable, the trial runs unclaimed shards of its lane (`Ahead`), and reports them before its next
+Rule: while Redis is unreachable, the trial runs unclaimed shards of its lane (`UpcomingShards`), and reports them before its next
 claim. Only called on the trial's thread, from `trial.trial`.
 """
 
@@ -19,7 +19,7 @@ from evaljobs.queue.work_queue import Claim, WorkQueue
 log = logging.getLogger(__name__)
 
 
-class Ahead:
+class UpcomingShards:
     """The next shards of a trial's lane, as last named by Redis: unclaimed, so any trial may steal them.
 
     The trial's thread takes each name once; the heartbeat thread renews them. If two trials run the same shard, its first
@@ -61,7 +61,7 @@ class Claims:
         self,
         spec: TrialSpec,
         lane: LaneSpec,
-        ahead: Ahead,
+        ahead: UpcomingShards,
         *,
         pause: Callable[[float], None],
         monotonic: Callable[[], float],

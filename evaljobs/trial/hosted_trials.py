@@ -43,7 +43,7 @@ def gpus_of(environment: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str,
     return tuple(n for n in above if environment[n] == gpus), tuple(g for g in gpus.split(",") if g)
 
 
-def share(gpus: Sequence[str], members: int, per_trial: int) -> list[str | None]:
+def share_gpus(gpus: Sequence[str], members: int, per_trial: int) -> list[str | None]:
     """Return the GPUs of each trial, `per_trial` of them; None if one trial has all of the job's.
 
     Raise OperatorError if there are too few: two trials on one GPU would run out of memory.
@@ -70,12 +70,12 @@ def main(spec: HostSpec) -> int:
             variables, gpus = gpus_of(os.environ)
             shares = [
                 {} if one is None else dict.fromkeys(variables, one)
-                for one in share(gpus, len(spec.trial.lanes), spec.gpus_per_trial)
+                for one in share_gpus(gpus, len(spec.trial.lanes), spec.gpus_per_trial)
             ]
             holding = precursor.stage_only(spec.stage, stop=stop)
         except (JobError, OSError) as error:
-            failed = precursor.failure(error, name=spec.name, node=spec.stage.node, job="host")
-            precursor.say(failed.error)
+            failed = precursor.staging_failure(error, name=spec.name, node=spec.stage.node, job="host")
+            precursor.log_line(failed.error)
             write_outcome(paths, failed)
             return 1
         status, reason = 1, "the host failed"
@@ -84,14 +84,14 @@ def main(spec: HostSpec) -> int:
             status = _run_trials(spec, holding, shares, stop)
             reason = "terminated" if stop.is_set() else "its trials ended"
         finally:
-            cleared = precursor.clear(holding, reason)
+            cleared = precursor.clear_weights(holding, reason)
         write_outcome(paths, cleared)
     return status
 
 
 def _run_trials(
     spec: HostSpec,
-    holding: precursor.Holding,
+    holding: precursor.StagedCheckpoint,
     shares: Sequence[Mapping[str, str]],
     stop: threading.Event,
 ) -> int:
@@ -112,7 +112,7 @@ def _run_trials(
                 )
             children.append(child)
             gpus = next(iter(devices.values()), "-")
-            precursor.say(f"trial {spec.trial.lanes[index].trial} is pid {child.pid}, GPUs {gpus}")
+            precursor.log_line(f"trial {spec.trial.lanes[index].trial} is pid {child.pid}, GPUs {gpus}")
         reported: set[int] = set()
         while not stop.wait(POLL_SECONDS) and any(child.poll() is None for child in children):
             _report_dead(spec.trial, children, reported)
@@ -143,7 +143,7 @@ def _report_dead(trial: TrialSpec, children: Sequence[subprocess.Popen[bytes]], 
         how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
         how += " (lack of memory)" if short else ""
         error = f"{lane.trial} {how} without an outcome; see its log"
-        precursor.say(error)
+        precursor.log_line(error)
         write_outcome(
             paths,
             Failed(

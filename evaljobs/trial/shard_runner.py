@@ -26,13 +26,13 @@ from evaljobs.lmeval.batches import Batch, Piece, Unit, decode_batch
 from evaljobs.trial.engines.protocol import Engine
 from evaljobs.trial.engines.weights import BrokenWeightsError
 
-What = Literal["likelihoods", "unit", "generation"]
+WorkKind = Literal["likelihoods", "unit", "generation"]
 
 
 class TooLargeError(Exception):
     """A batch that does not fit: `fits` of its `of` parts do, as in `outcomes.TooLarge`."""
 
-    def __init__(self, said: str, *, what: What, fits: int, of: int) -> None:
+    def __init__(self, said: str, *, what: WorkKind, fits: int, of: int) -> None:
         super().__init__(said)
         self.what, self.fits, self.of = what, fits, of
 
@@ -51,7 +51,7 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def measured(
+def too_large_error(
     engine: Engine, batch: Batch, seed: int, said: str, *, fast: bool, tick: Callable[[], None]
 ) -> TooLargeError:
     """Return the error to raise for a batch that did not fit. `fast`: it was cut by a token budget.
@@ -61,9 +61,9 @@ def measured(
     free_memory()
     of = _parts(batch)
     size = of // 2
-    while size and not _fits(engine, longest(batch, size), seed, tick):
+    while size and not _fits(engine, longest_parts(batch, size), seed, tick):
         size //= 2
-    what: What = "unit" if fast else "likelihoods"
+    what: WorkKind = "unit" if fast else "likelihoods"
     return TooLargeError(
         said, what="generation" if batch.kind == "generate_until" else what, fits=size, of=of
     )
@@ -92,7 +92,7 @@ def _row(piece: Piece) -> Hashable:
     return (*piece.context, *piece.continuation[:-1])
 
 
-def longest(batch: Batch, parts: int) -> Batch:
+def longest_parts(batch: Batch, parts: int) -> Batch:
     """Return the batch's longest parts, the largest that a batch of that size can get."""
     if batch.unit is None:
         ordered = sorted(batch.pieces, key=lambda piece: -piece.length)
@@ -163,7 +163,7 @@ def run_shard(
         too_large = one_line(error)
     if too_large:  # outside of `except`: the error's frames hold tensors
         fast = name.cut.startswith("fast")
-        raise measured(
+        raise too_large_error(
             engine, batches[at], seeds[at], too_large, fast=fast, tick=lambda: tick(at, len(numbers))
         )
     return ShardResponses(

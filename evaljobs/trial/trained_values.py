@@ -31,10 +31,10 @@ MOST_NAMES = 3  # tensors of one kind named in a message
 # SmolLM2-135M, from float32: other kernels 3e-6, float16 0.02, bfloat16 0.06; rope_theta x 0.1 0.4, rms_norm_eps 1e-6 1e-3
 MOST_APART = {"float64": 2e-4, "float32": 2e-4, "float16": 0.05, "tf32": 0.05, "bfloat16": 0.25}
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
-UNREAD = "training's recorded values cannot be read"
+UNREADABLE_VALUES = "training's recorded values cannot be read"
 
 
-class Part(NamedTuple):
+class TensorPart(NamedTuple):
     """Values of one rank's part of a tensor. `positions`: in the whole tensor, flattened; `size`: elements of the part."""
 
     names: list[str]
@@ -44,7 +44,9 @@ class Part(NamedTuple):
     values: Tensor
 
 
-def check(paths: EvaluationPaths, spec: TrialSpec, model: object, tokenizer: Any = None) -> str:
+def check_trained_values(
+    paths: EvaluationPaths, spec: TrialSpec, model: object, tokenizer: Any = None
+) -> str:
     """Return a description of what could not be compared; "" if everything was, or training recorded no values.
 
     `model`: a torch module, or another object of an engine, in which case the staged files are compared. `tokenizer`: as in
@@ -58,10 +60,10 @@ def check(paths: EvaluationPaths, spec: TrialSpec, model: object, tokenizer: Any
     import torch  # noqa: PLC0415
 
     try:
-        parts = list(read(text))
+        parts = list(read_parts(text))
     except (*MALFORMED, RuntimeError) as error:
-        return f"{UNREAD}: {one_line(error)}"
-    staged = stored(spec.model_path)
+        return f"{UNREADABLE_VALUES}: {one_line(error)}"
+    staged = stored_tensors(spec.model_path)
     served, names = staged, list(staged)
     module: Any = None
     if isinstance(model, torch.nn.Module) and not spec.adapters:
@@ -75,19 +77,19 @@ def check(paths: EvaluationPaths, spec: TrialSpec, model: object, tokenizer: Any
     chosen = [key for key in spec.model.model_args if "token" in key or key in ADAPTERS]
     why = f" ({', '.join(chosen)} in model_args)" if chosen else ""
     try:
-        wrong, checked = compare(parts, served, staged)
+        wrong, checked = compare_parts(parts, served, staged)
         left: Any = next(filter(None, (json.loads(line).get("logits") for line in text.splitlines())), None)
         unseen = compare_ids(left, tokenizer, module, why) if left and not wrong else []
         unseen += compare_logits(left, module, staged) if left and not wrong else []
     except OperatorError as error:
         raise OperatorError(f"{error}. {mend}") from error
     except MALFORMED as error:  # a RuntimeError may come from the GPU
-        return f"{UNREAD}: {one_line(error)}"
+        return f"{UNREADABLE_VALUES}: {one_line(error)}"
     if wrong:
         (first, how), others = next(iter(wrong.items())), len(wrong) - 1
         said = f"{first} {how}" + (f", and {others} more tensors differ" if others else "")
-        source = staged if spec.checkpoint is None else stored(spec.checkpoint.source)
-        wrong_there, right_there = compare(parts, source, source)
+        source = staged if spec.checkpoint is None else stored_tensors(spec.checkpoint.source)
+        wrong_there, right_there = compare_parts(parts, source, source)
         if not wrong.keys() <= right_there - wrong_there.keys():
             raise OperatorError(f"wrong weights: {said}. {mend}")
         if all(sum(tensor is served[name] for tensor in served.values()) > 1 for name in wrong):
@@ -178,7 +180,7 @@ def compare_logits(left: Mapping[str, Any], model: Any, saved: Mapping[str, Tens
     )
 
 
-def stored(folder: str | Path) -> dict[str, Tensor]:
+def stored_tensors(folder: str | Path) -> dict[str, Tensor]:
     """Map the tensors of a folder's safetensors files, read on access."""
     from safetensors import safe_open  # noqa: PLC0415 (it imports torch)
 
@@ -186,7 +188,7 @@ def stored(folder: str | Path) -> dict[str, Tensor]:
     return {name: file.get_tensor(name) for file in files for name in file.keys()}  # noqa: SIM118 (no mapping)
 
 
-def read(text: bytes) -> Iterator[Part]:
+def read_parts(text: bytes) -> Iterator[TensorPart]:
     """Yield the parts recorded by the ranks, one per line. Raise ValueError and others if they are malformed."""
     import torch  # noqa: PLC0415
 
@@ -204,11 +206,11 @@ def read(text: bytes) -> Iterator[Part]:
                         whole = whole * size + index + first
                 if len(there) and not 0 <= int(whole.min()) <= int(whole.max()) < math.prod(row["shape"]):
                     raise ValueError(f"positions outside of {row['names']}")
-                yield Part(row["names"], tuple(row["shape"]), math.prod(row["part"]), whole, there)
+                yield TensorPart(row["names"], tuple(row["shape"]), math.prod(row["part"]), whole, there)
 
 
-def compare(
-    parts: Sequence[Part], served: Mapping[str, Tensor], saved: Mapping[str, Tensor]
+def compare_parts(
+    parts: Sequence[TensorPart], served: Mapping[str, Tensor], saved: Mapping[str, Tensor]
 ) -> tuple[dict[str, str], set[str]]:
     """Return tensors that are wrong, with the difference; and those with the parts of all ranks compared.
 
@@ -223,7 +225,7 @@ def compare(
         if tuple(tensor.shape) != part.shape or tensor.is_meta:
             continue
         there = tensor.detach().reshape(-1)[part.positions.to(tensor.device)].cpu()
-        right = equal(part.values, there, None if file is None else file.dtype)
+        right = equal_values(part.values, there, None if file is None else file.dtype)
         if right is None:
             continue
         covered[name] += part.size
@@ -234,7 +236,7 @@ def compare(
     return wrong, {name for name, size in covered.items() if size >= served[name].numel()}
 
 
-def equal(values: Tensor, there: Tensor, saved: dtype | None) -> Tensor | None:
+def equal_values(values: Tensor, there: Tensor, saved: dtype | None) -> Tensor | None:
     """Return which values match the served ones; None if the roundings between them are unknown.
 
     `saved`: the dtype in the file; None: any. Training may save masters that its own values are rounded from.

@@ -1,7 +1,7 @@
 """The `trial` job: one model load on k GPUs that runs shards until the queue is empty.
 
 Rule: a shard counts when its record is on disk, whatever Redis says. While Redis is unreachable, the trial runs shards of its
-lane (`claims.Ahead`) and reports them later. On SIGTERM it stops between two tokens: its shard goes back to the queue, and
+lane (`claims.UpcomingShards`) and reports them later. On SIGTERM it stops between two tokens: its shard goes back to the queue, and
 written records are kept. Called from `python -m evaljobs trial`.
 """
 
@@ -26,16 +26,16 @@ from evaljobs.contract.outcomes import Failed, Probed, TooLarge, TrialEnded
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths, request_set_manifest
 from evaljobs.contract.specs import LaneSpec, TrialSpec
 from evaljobs.contract.storage import FrameWriter, write_outcome
-from evaljobs.errors import JobError, RetryError, details, one_line
+from evaljobs.errors import JobError, RetryError, error_details, one_line
 from evaljobs.lmeval import quiet_environment
 from evaljobs.queue.redis_client import Link, QueueUnavailable
 from evaljobs.queue.work_queue import WorkQueue
 from evaljobs.staging import environment
 from evaljobs.staging.copy import SourceChanged
 from evaljobs.staging.fingerprint import check_folder, check_storage
-from evaljobs.staging.store import NotStaged, reading, slot_of
+from evaljobs.staging.store import NotStaged, hold_for_reading, slot_of
 from evaljobs.trial import trained_values
-from evaljobs.trial.claims import Ahead, Claims, QueueLostError
+from evaljobs.trial.claims import Claims, QueueLostError, UpcomingShards
 from evaljobs.trial.engines import loading
 from evaljobs.trial.engines.loading import UnfitError
 from evaljobs.trial.engines.protocol import Engine, Loaded, Usage
@@ -52,7 +52,7 @@ STAGING_PATIENCE_SECONDS = 600.0
 # How long to wait for a sign of the weights. Trials are submitted after staging, so a node without one has another /dev/shm.
 UNSEEN_PATIENCE_SECONDS = 5.0
 POLL_SECONDS = 0.5
-NOTHING = Loaded(devices="", gpus=0, import_seconds=0.0, load_seconds=0.0)
+NOT_LOADED = Loaded(devices="", gpus=0, import_seconds=0.0, load_seconds=0.0)
 MOST_SAID = 300  # characters of torch's error kept in an outcome
 
 
@@ -114,7 +114,7 @@ class Trial:
         # by cause, as in `TrialEnded`
         self.seconds = dict.fromkeys(("wait", "import", "load", "warm", "infer", "dump"), 0.0)
         self.shards = 0
-        self._ahead = Ahead()
+        self._ahead = UpcomingShards()
         self._sleep = sleep
         self._claims = Claims(spec, lane, self._ahead, pause=self._pause, monotonic=monotonic)
         self._engine: Engine | None = None
@@ -153,7 +153,7 @@ class Trial:
         write_outcome(self.paths, failed or self._ended(reason, started_at))
         if self._engine is not None and self.lane.trial == self.spec.lanes[0].trial:
             with contextlib.suppress(OSError):
-                environment.learn(environment.list_of(WorkPaths(self.paths.root.parent)))
+                environment.record_touched(environment.list_of(WorkPaths(self.paths.root.parent)))
         log.info("trial %s ended: %s after %d shards", self.lane.trial, reason, self.shards)
         return 1 if failed else 0
 
@@ -166,14 +166,14 @@ class Trial:
         with contextlib.ExitStack() as held:
             try:
                 with self._spent("wait"):
-                    held.enter_context(reading(self.spec.model_path, wait_seconds=patience))
+                    held.enter_context(hold_for_reading(self.spec.model_path, wait_seconds=patience))
             except NotStaged as error:
                 if not seen:
                     raise UnstagedError(f"this job sees no staged weights in {slot}") from error
                 raise RetryError(f"the staged checkpoint is gone: {one_line(error)}") from error
             self._in_place = slot is None
             self._check_weights()
-            engine = self._engine = loading.load(
+            engine = self._engine = loading.load_engine(
                 self.spec.model_path,
                 self.spec.model,
                 self.spec.batch_size,
@@ -183,7 +183,9 @@ class Trial:
             )
             held.enter_context(contextlib.closing(engine))
             self._check_weights()
-            self._weights = trained_values.check(self.paths, self.spec, engine.model, engine.tokenizer)
+            self._weights = trained_values.check_trained_values(
+                self.paths, self.spec, engine.model, engine.tokenizer
+            )
             self.seconds["import"] = engine.loaded.import_seconds
             self.seconds["load"] = engine.loaded.load_seconds
             self.seconds["warm"] = engine.warm_up()
@@ -393,7 +395,7 @@ class Trial:
             raise TerminatedError
 
     def _ended(self, reason: str, started_at: float) -> TrialEnded:
-        loaded, usage = NOTHING, Usage()
+        loaded, usage = NOT_LOADED, Usage()
         if self._engine is not None:
             loaded, usage = self._engine.loaded, self._engine.usage
         return TrialEnded(
@@ -419,7 +421,7 @@ class Trial:
             job="trial",
             blame=blame,
             error=one_line(error),
-            detail=details(),
+            detail=error_details(),
             node=self.spec.node,
             shard=None if isinstance(error, SourceChanged | BrokenWeightsError) else self.activity.shard,
             broken_weights=isinstance(error, BrokenWeightsError),

@@ -33,14 +33,14 @@ from support.simulated.large import Large, plain_step
 
 from bench import on_slurm
 from bench.harness import Options, command, option, row, spread, targets
-from coordinator.evaluation import events as ev
-from coordinator.evaluation.state import State
-from coordinator.evaluation.step import Step
-from coordinator.runtime.journal import Journal, read_events, replayed
-from coordinator.runtime.summarise import summary_of
+from coordinator.decide.evaluation import events as ev
+from coordinator.decide.evaluation.state import State
+from coordinator.decide.evaluation.step import Step
+from coordinator.runtime.journal import Journal, read_events, replayed_state
+from coordinator.runtime.make_summary import summary_of
 from coordinator.runtime.summary import write_summary
 from coordinator.runtime.work_lock import WorkLock
-from evaljobs.contract.folded import files_in
+from evaljobs.contract.archived_files import files_in
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.paths import WorkPaths, request_set_manifest
 from evaljobs.contract.specs import RequestSetManifest
@@ -80,7 +80,7 @@ def state_machine(options: Options) -> Rows:
     with tempfile.TemporaryDirectory() as folder:
         journal(path := Path(folder) / "journal.jsonl", run.journal)
         began = time.process_time()
-        state = replayed(read_events(path))
+        state = replayed_state(read_events(path))
         took = time.process_time() - began
     assert state is not None
     assert state.ended_at is not None
@@ -91,7 +91,7 @@ def status(options: Options) -> Rows:
     """CPU seconds of `evalspan status`, by the kernel's account of the child; the median of 5 calls."""
     run = Large(options.step_nodes, GPUS, shards=options.shards)
     run.run()
-    state = replayed(run.journal[:-1])
+    state = replayed_state(run.journal[:-1])
     assert state is not None
     over = summary_of(Large(1, 1, tasks=5).run(), 60.0).model_copy(update={"journal_bytes": 0})
     argv, spent = [sys.executable, "-m", "coordinator", "status", "--work-dir"], []

@@ -54,7 +54,7 @@ def cases(limit: int, dtype: str) -> dict[str, Case]:
 def rows_of(name: str, case: Case, options: Options, batch_size: int) -> Iterator[dict[str, Any]]:
     theirs = lm_eval_run(options.model_dir, case, batch_size, options.threads)
     model = ModelOptions(device="cpu", threads=options.threads, model_args=case.model_args)
-    engine = loading.load(str(options.model_dir), model, batch_size)
+    engine = loading.load_engine(str(options.model_dir), model, batch_size)
     for shards in options.shards:
         with tempfile.TemporaryDirectory(prefix="evalspan-bench-") as made:
             how = {"engine": engine, "threads": options.threads}

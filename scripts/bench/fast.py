@@ -25,9 +25,9 @@ from bench import few_shot
 from bench.harness import Options, RunError, command, option, row, say, targets
 from evaljobs.contract.names import Cut
 from evaljobs.contract.specs import BuildSpec, ModelOptions, SuiteSpec, TaskEntry
-from evaljobs.lmeval import quiet_environment, tries
-from evaljobs.lmeval.batches import Chunk, Piece, RequestsHead, chunks
-from evaljobs.requests.build import build, read_requests
+from evaljobs.lmeval import prefix_tries, quiet_environment
+from evaljobs.lmeval.batches import Chunk, Piece, RequestsHead, batch_chunks
+from evaljobs.requests.build import build_request_sets, read_requests
 from evaljobs.requests.units import cut_requests
 from evaljobs.trial.engines import loading
 from evaljobs.trial.engines.harness import HarnessEngine
@@ -48,7 +48,7 @@ def sets_of(options: Options, name: str, folder: Path, shots: int | None = None)
     model = {"model_dir": str(options.model_dir), "model": ModelOptions(device="cpu")}
     out = str(folder / "work" / "request_sets" / name)
     about = {"evaluation_dir": None, "suite": suite, "entry": 0, "batch_size": "auto", "out_dir": out}
-    made = build(BuildSpec(name="build", **about, **model)).sets
+    made = build_request_sets(BuildSpec(name="build", **about, **model)).sets
     return [read_requests(Path(place)) for place in made.values()]
 
 
@@ -56,7 +56,7 @@ def engine_of(options: Options, **model_args: Any) -> HarnessEngine:
     """Of the checkpoint, in float32 unless another `dtype` is given."""
     args = {"dtype": "float32"} | model_args
     model = ModelOptions(device="cpu", threads=1, model_args=args)
-    engine = loading.load(str(options.model_dir), model, CUT.batch_size)
+    engine = loading.load_engine(str(options.model_dir), model, CUT.batch_size)
     assert isinstance(engine, HarnessEngine)
     return engine
 
@@ -77,7 +77,7 @@ def answered(engine: HarnessEngine, one: Set, batch_size: int = 0) -> tuple[Answ
     With a batch size: lm-eval's own chunks through its own class. Without: units, as the first shard of a trial computes
     them: with the task prefix.
     """
-    made = list(chunks(*one, batch_size) if batch_size else cut_requests(*one, CUT))
+    made = list(batch_chunks(*one, batch_size) if batch_size else cut_requests(*one, CUT))
     if not batch_size and engine._fast is not None:  # noqa: SLF001
         engine._fast._prefix = None  # noqa: SLF001
     batches, started = [batch for batch, _, _ in made], time.process_time()
@@ -100,8 +100,10 @@ def saved(options: Options, folder: Path) -> Rows:
             sets = sets_of(options, name, folder)
             fewest = exact = ours = 0
             for head, pieces in sets:
-                fewest += tries.size(sorted(tries.input_of(piece, head.max_length) for piece in pieces))
-                exact += tokens_of(list(chunks(head, pieces, CUT.batch_size)))
+                fewest += prefix_tries.trie_size(
+                    sorted(prefix_tries.input_of(piece, head.max_length) for piece in pieces)
+                )
+                exact += tokens_of(list(batch_chunks(head, pieces, CUT.batch_size)))
                 ours += tokens_of(list(cut_requests(head, pieces, CUT)))
             what = f"{task}, {sampler}: tokens computed / fewest possible"
             yield row(what, ours / fewest, 1.05, exact_over_fast=exact / ours)

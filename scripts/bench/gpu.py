@@ -25,8 +25,8 @@ from support.exactness import tiny_model
 from bench import staging
 from bench.harness import ROOT, Options, RunError, command, option, say, timed
 from coordinator.base.version import version_text
-from coordinator.cluster.local import gpu_names
-from coordinator.intake.checkpoint import inspect
+from coordinator.intake.checkpoint import inspect_checkpoint
+from coordinator.site.cluster.local import gpu_names
 from evaljobs.staging import precursor
 
 TASKS = ROOT / "evaljobs" / "suites" / "quickstart"
@@ -150,7 +150,7 @@ def load(given: Options) -> list[Row]:
 
     Before each row from storage the weights are dropped from the page cache, as far as their file system does that.
     """
-    bench = staging.Bench(Path(given.folder), Path(given.memory), inspect(Path(given.model)))
+    bench = staging.Bench(Path(given.folder), Path(given.memory), inspect_checkpoint(Path(given.model)))
 
     def taken(what: str, work: Callable[[], float], *, cold: bool) -> Row:
         for file in bench.weights if cold else ():
@@ -171,7 +171,7 @@ def load(given: Options) -> list[Row]:
         rows.append(taken("a trial's process, from /dev/shm", trial(holding.staged.path), cold=False))
         rows.append(taken("a trial's process, from cold storage", trial(given.model), cold=True))
     finally:
-        precursor.clear(holding, "bench")
+        precursor.clear_weights(holding, "bench")
     return rows
 
 

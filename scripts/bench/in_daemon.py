@@ -31,8 +31,8 @@ from bench import synthetic
 from bench.harness import spread
 from bench.world import WATCHED
 from coordinator.base import clock
-from coordinator.cli.service import Daemon
 from coordinator.intake import from_settings
+from coordinator.interface.cli.service import Daemon
 from coordinator.runtime import wiring
 from coordinator.runtime.service import Service
 from evaljobs.contract.paths import WorkPaths
@@ -107,7 +107,7 @@ def holdings(work: WorkPaths) -> dict[str, float]:
         "resident_mb": int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20,
         "python_blocks": sys.getallocatedblocks(),
     }
-    with redis_client.client(redis_client.read(work.redis_address)) as client:
+    with redis_client.make_client(redis_client.read_address(work.redis_address)) as client:
         info: dict[str, Any] = client.info()  # type: ignore[assignment]
         found["redis_mb"] = info["used_memory"] / 2**20
         found["redis_keys"] = sum(1 for _ in client.scan_iter(count=1000))

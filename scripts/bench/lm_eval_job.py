@@ -23,7 +23,7 @@ from evaljobs.lmeval import hooks, quiet_environment
 
 def main(model: str, suite_file: str, out: str, *tasks: str) -> None:
     quiet_environment(offline=True)
-    hooks.install()
+    hooks.install_seam()
     torch.set_num_threads(1)
     suite = tomllib.loads(Path(suite_file).read_text())
     manager = TaskManager()

@@ -19,7 +19,7 @@ from dev_cluster.api import dev_cluster
 
 from bench.harness import Options, RunError, command, option, row, targets
 from bench.on_slurm import furnished, run_daemon
-from coordinator.runtime.summary import ended
+from coordinator.runtime.summary import read_ended_summary
 from evaljobs.contract.paths import EvaluationPaths
 
 PATIENCE_SECONDS = 4 * 3600
@@ -54,7 +54,7 @@ def measure(options: Options) -> tuple[dict[str, Any], bool]:
         if left := site.wait_clean(60):
             raise RunError(f"left behind: {left}")
         rows = [json.loads(line) for line in (site.folder / "rows.jsonl").read_text().splitlines()]
-        ends = [ended(EvaluationPaths(folder)) for folder in site.evaluations()]
+        ends = [read_ended_summary(EvaluationPaths(folder)) for folder in site.evaluations()]
     scored = sum(summary is not None and summary.scored == summary.entries for summary in ends)
     if scored != options.evaluations or len(rows) < 3:
         raise RunError(

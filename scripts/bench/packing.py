@@ -20,9 +20,9 @@ from support.oracle import best_known, random_problem
 
 from bench.harness import Options, command, option, row, targets
 from bench.portfolio import instance_text
-from coordinator.planning.instance import plan_instance
-from coordinator.planning.model import Lane, Problem, WorkSet
-from coordinator.planning.planner import plan
+from coordinator.decide.planning.instance import plan_instance
+from coordinator.decide.planning.model import Lane, Problem, WorkSet
+from coordinator.decide.planning.planner import plan
 
 Rows = Iterator[dict[str, Any]]
 TEXTS = {gpus: instance_text(gpus) for gpus in (8, 32)}

@@ -16,8 +16,8 @@ from typing import NamedTuple
 from simulation import baselines
 from simulation.sampled_times import Predicted, Truth
 
-from coordinator.planning.instance import DataSet, parse_instance
-from coordinator.planning.lower_bound import Bound
+from coordinator.decide.planning.instance import DataSet, parse_instance
+from coordinator.decide.planning.lower_bound import Bound
 
 BATCH_SECONDS = 2.0  # of a set's batch, about, before time is scaled: shards are cut between batches
 

@@ -18,8 +18,8 @@ from typing import Any
 from dev_cluster import procs
 
 from bench.harness import Options, RunError, command, option, row, targets, timed
-from coordinator.services.metric_queue import MetricQueue
-from coordinator.services.redis_server import RedisServer
+from coordinator.site.services.metric_queue import MetricQueue
+from coordinator.site.services.redis_server import RedisServer
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import ModelOptions, ScoreSpec, SuiteSpec, TaskEntry

@@ -20,9 +20,9 @@ from scipy import stats
 
 from bench.harness import Options, command, option, row, say, targets
 from bench.portfolio import instance_text
-from coordinator.planning.instance import parse_instance
-from coordinator.verdicts.paired import ALPHA, Paired, interval
-from coordinator.verdicts.screening import Question, documents_needed, judge
+from coordinator.decide.planning.instance import parse_instance
+from coordinator.decide.verdicts.paired import ALPHA, Paired, confidence_interval
+from coordinator.decide.verdicts.screening import Question, documents_needed, judge_screening
 
 HERE = Path(__file__).parent
 DROPS = (0.0, 0.01, 0.02, 0.05)
@@ -58,7 +58,7 @@ def screened(values: Any, question: Question, looks: int) -> tuple[str, int, boo
     apart = math.ceil(count / looks)
     held, first = True, None
     for asked in [*range(apart, count, apart), count]:
-        said = judge(values[:asked], count, question, apart=apart)
+        said = judge_screening(values[:asked], count, question, apart=apart)
         over = said.low - 1e-12 <= truth <= said.high + 1e-12
         held &= over
         if first is None and said.is_settled:
@@ -73,7 +73,7 @@ def regressed(values: Any, max_drop: float) -> bool:
     lost, gained = int((values < 0).sum()), int((values > 0).sum())
     variance = float(values.var(ddof=1)) / count
     one = Paired(count, mean, variance, count - 1.0, 1.0, gained, lost)
-    return interval(one, 1 - ALPHA)[1] < -max_drop
+    return confidence_interval(one, 1 - ALPHA)[1] < -max_drop
 
 
 def portfolio(rng: Any, options: Options, pairs: dict[str, Any]) -> Rows:
@@ -165,7 +165,7 @@ def peers(rng: Any, options: Options) -> Rows:
             seen = endless(looks, count)
             over = {
                 "mixture (ours)": [
-                    judge(values[:n], count, question, apart=looks[0]).verdict == "not worse"
+                    judge_screening(values[:n], count, question, apart=looks[0]).verdict == "not worse"
                     for n in looks[:-1]
                 ],
                 "betting": betting(values, edge, looks, level)[:-1],

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from coordinator.verdicts.screening import Answer, Question, asking_order, judge
+from coordinator.decide.verdicts.screening import Answer, Question, asking_order, judge_screening
 
 HERE = Path(__file__).parent
 PICTURES = HERE.parents[1] / "docs" / "pictures"
@@ -29,7 +29,7 @@ def answers_of(differences: np.ndarray, question: Question) -> list[Answer]:
     count, order = len(differences), asking_order([0] * len(differences), SEED)
     apart = math.ceil(count / LOOKS)
     looks = [*range(apart, count, apart), count]
-    return [judge(differences[order[:asked]], count, question, apart=apart) for asked in looks]
+    return [judge_screening(differences[order[:asked]], count, question, apart=apart) for asked in looks]
 
 
 def draw(said: Sequence[Answer], reference: float, style: str) -> str:

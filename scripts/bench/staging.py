@@ -24,7 +24,7 @@ from unittest import mock
 from support.node_memory import make_checkpoint
 
 from bench.harness import Options, command, option, row, targets, timed
-from coordinator.intake.checkpoint import inspect
+from coordinator.intake.checkpoint import inspect_checkpoint
 from evaljobs.contract.specs import CheckpointSpec, StageSpec
 from evaljobs.staging import copy as copying
 from evaljobs.staging import precursor
@@ -59,7 +59,7 @@ class Bench:
         holding = precursor.stage_only(self.spec("new"))
         seconds = time.perf_counter() - started
         assert holding.staged.rung == "shm", holding.staged.why
-        precursor.clear(holding, "bench")
+        precursor.clear_weights(holding, "bench")
         return seconds
 
     def plain(self, commands: list[list[str]]) -> float:
@@ -143,7 +143,9 @@ def measure(options: Options) -> tuple[dict[str, Any], bool]:
         scratch, root = Path(storage), Path(memory)
         size = int(options.gb * 1e9) // options.shards
         bench = Bench(
-            scratch, root, inspect(make_checkpoint(scratch / "model", shards=options.shards, size=size))
+            scratch,
+            root,
+            inspect_checkpoint(make_checkpoint(scratch / "model", shards=options.shards, size=size)),
         )
         rates = bench.rates(options.rounds)
         fresh = rates["staged"] / max(rate for way, rate in rates.items() if way != "staged")

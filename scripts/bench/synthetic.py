@@ -67,7 +67,7 @@ def load(
     phase: Callable[[str], None] = lambda _phase: None,
     **_more: Any,
 ) -> SyntheticEngine:
-    """`evaljobs.trial.engines.loading.load`: ready `load_seconds` after this process began (in ticks since boot)."""
+    """`evaljobs.trial.engines.loading.load_engine`: ready `load_seconds` after this process began (in ticks since boot)."""
     phase("load")
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
@@ -80,11 +80,11 @@ def load(
 
 
 def warm() -> None:
-    """`evaljobs.scoring.score.warm`: nothing is imported."""
+    """`evaljobs.scoring.score.import_for_jobs`: nothing is imported."""
 
 
 def perform(spec: ExecuteSpec | ScoreSpec) -> Executed | Scored:
-    """`evaljobs.scoring.score.perform`: hold a CPU slot; a judge's jobs one at a time."""
+    """`evaljobs.scoring.score.perform_metric_job`: hold a CPU slot; a judge's jobs one at a time."""
     task = spec.task if isinstance(spec, ExecuteSpec) else next(iter(spec.request_sets))
     metric, paths = given()["metrics"][task], EvaluationPaths(spec.evaluation_dir)
     outcome: Executed | Scored
@@ -118,7 +118,7 @@ if __name__ == "__main__":  # run a verb of evaljobs with this module's parts in
         case "trial":
             from evaljobs.trial.engines import loading
 
-            loading.load = load  # type: ignore[assignment]
+            loading.load_engine = load  # type: ignore[assignment]
         case "worker":
             sys.modules["evaljobs.scoring.score"] = sys.modules[__name__]
         case "stage":

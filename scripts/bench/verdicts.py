@@ -23,15 +23,21 @@ from scipy import stats
 
 from bench.harness import Options, command, option, row, targets
 from coordinator import hook
-from coordinator.report.columns import documents as documents_of
-from coordinator.report.comparisons import comparison
-from coordinator.report.load_series import made_of
-from coordinator.report.pairs import Evaluated, compare
-from coordinator.report.verdicts import add_verdicts
-from coordinator.verdicts.gate import Policy, judge, outcome_of
-from coordinator.verdicts.paired import POWER, Paired, interval, paired, verdicts
-from coordinator.verdicts.series import ALPHA, heights, worse
-from evaljobs.contract.columns import packed
+from coordinator.decide.verdicts.gate import Policy, judge_rows, outcome_of
+from coordinator.decide.verdicts.paired import (
+    POWER,
+    Paired,
+    adjusted_verdicts,
+    compare_paired,
+    confidence_interval,
+)
+from coordinator.decide.verdicts.series import ALPHA, cusum_heights, find_worse
+from coordinator.results.report.comparisons import comparison_rows
+from coordinator.results.report.load_series import make_evaluation
+from coordinator.results.report.pairs import Evaluated, compare_evaluated
+from coordinator.results.report.row_verdicts import add_verdicts
+from coordinator.results.report.stored_documents import read_documents as documents_of
+from evaljobs.contract.columns import pack_columns
 from evaljobs.contract.paths import EvaluationPaths
 
 CORRELATION = 0.7  # of two checkpoints' answers
@@ -71,7 +77,7 @@ def drawn(rng: Any, kind: Kind, effect: float = 0.0) -> tuple[Any, Any, Any]:
 
 
 def compared(pair: tuple[Any, Any, Any]) -> Paired:
-    found = paired(*pair)
+    found = compare_paired(*pair)
     assert isinstance(found, Paired)
     return found
 
@@ -92,7 +98,7 @@ def pairs(rng: Any, options: Options) -> Rows:
         kind = KINDS[name]
         some = [compared(drawn(rng, kind)) for _ in range(200)]
         for count in (1, 5, 20, 60):
-            stated = np.mean([verdicts([(one, True)] * count)[0][2] for one in some])
+            stated = np.mean([adjusted_verdicts([(one, True)] * count)[0][2] for one in some])
             others = rng.random((options.pairs // 4, count - 1))
             alone = [compared(drawn(rng, kind, float(stated))).p for _ in others]
             adjusted = stats.false_discovery_control(np.column_stack([alone, others]), axis=1)[:, 0]
@@ -124,12 +130,13 @@ def gates(rng: Any, options: Options) -> Rows:
         for gained in (0.0, 0.02, 0.1):
             for count in SIZES:
                 found = estimates(rng, count, gained, gained + drop, options.pairs)
-                passed = sum(times for one, times in found if interval(one, 0.95)[0] >= -0.02)
+                passed = sum(times for one, times in found if confidence_interval(one, 0.95)[0] >= -0.02)
                 what = f"passes, {count} documents, {gained:.0%} gained, drop {drop:.1%}"
                 yield row(what, passed / options.pairs, 0.06)
     for gained, lost in ((0.025, 0.025), (0.0, 0.05), (0.04, 0.01)):
         ends = [
-            (*interval(one, 0.975), times) for one, times in estimates(rng, 18, gained, lost, options.pairs)
+            (*confidence_interval(one, 0.975), times)
+            for one, times in estimates(rng, 18, gained, lost, options.pairs)
         ]
         held = sum(times for low, high, times in ends if low <= gained - lost <= high)
         what = f"covers, 18 documents, {gained:.1%} gained, {lost:.1%} lost"
@@ -137,7 +144,7 @@ def gates(rng: Any, options: Options) -> Rows:
     draws = options.pairs // 40
     for limit in (0.0, 0.01, 0.02):
         policy = Policy.model_validate({"rule": [{"task": "*", "max_drop": limit}]})
-        share = sum(outcome_of(judge(policy, equal(rng))) == "regression" for _ in range(draws)) / draws
+        share = sum(outcome_of(judge_rows(policy, equal(rng))) == "regression" for _ in range(draws)) / draws
         yield row(
             f"false regression of {TASKS} tasks, max_drop {limit}",
             share,
@@ -152,7 +159,7 @@ def gates(rng: Any, options: Options) -> Rows:
         yield row(f"false, 57 clusters of which one holds {share:.0%}", float(false), 0.07)
     yield row(
         "compared, one cluster holds 67 %",
-        float(isinstance(paired(names, names, np.arange(600) < 400), Paired)),
+        float(isinstance(compare_paired(names, names, np.arange(600) < 400), Paired)),
         0,
     )
 
@@ -180,14 +187,16 @@ def large(rng: Any, folder: Path) -> Rows:
             means[f"task{i:02d}"] = {"acc,none": float(values.mean())}
             made = {"doc_id": np.arange(DOCUMENTS), "doc_hash": np.arange(DOCUMENTS), "acc,none": values}
             parts[i, f"task{i:02d}"] = made | {"margin": rng.normal(size=DOCUMENTS)}
-        place.documents.write_bytes(packed(parts))
+        place.documents.write_bytes(pack_columns(parts))
     started = time.process_time()
     each = [
-        Evaluated(made_of({"evaluation_id": place.root.name}, {"results": means}, None), documents_of(place))
+        Evaluated(
+            make_evaluation({"evaluation_id": place.root.name}, {"results": means}, None), documents_of(place)
+        )
         for place, means in zip(paths, scores, strict=True)
     ]
-    rows = comparison([one.evaluation for one in each])
-    add_verdicts(rows, [compare(*each)])
+    rows = comparison_rows([one.evaluation for one in each])
+    add_verdicts(rows, [compare_evaluated(*each)])
     seconds = time.process_time() - started
     assert all("p" in one["verdicts"][0] for one in rows)
     yield row("CPU seconds of comparing 2 x 60 tasks x 14,000 documents", seconds, 3.0)
@@ -239,11 +248,11 @@ def along(rng: Any, count: int) -> Rows:
         size = min(PART, count - part)
         for alike in false:
             values, sampling, errors = trainings(rng, size, alike)
-            false[alike] += int((heights(values, sampling, level) > 1).any((1, 2)).sum())
+            false[alike] += int((cusum_heights(values, sampling, level) > 1).any((1, 2)).sum())
         at = 15 + part // PART * 7 % 41
         values, sampling, errors = (made[:, 0] for made in trainings(rng, size))
         values[:, at:] -= 2 * DETECTABLE * errors[:, None]
-        dated = [said[0] for said in worse(values[:, : at + 3], sampling[:, : at + 3], level) if said]
+        dated = [said[0] for said in find_worse(values[:, : at + 3], sampling[:, : at + 3], level) if said]
         found += sum(one.found >= at for one in dated)
         near += sum(one.found >= at and abs(one.since - at) <= 1 for one in dated)
     bound = float(stats.beta(false[0.0] + 1, count - false[0.0]).ppf(0.95))  # by Clopper and Pearson
@@ -270,14 +279,14 @@ def lasting(rng: Any, count: int) -> Rows:
                 size=values.shape
             )
             sampling = np.full_like(values, 2 * documents)
-            false = float((heights(values, sampling, ALPHA / SETTING) > 1).any(-1).mean())
+            false = float((cusum_heights(values, sampling, ALPHA / SETTING) > 1).any(-1).mean())
             what = (
                 f"false in {LONG} checkpoints, alike by {alike}, {documents:.0%} of the variance documents'"
             )
             yield row(what, false, 0.05 + 2 * math.sqrt(0.05 * 0.95 / count))
     for at in (75, 85):
         values, sampling = planted(rng, 200, at)
-        said = worse(values, sampling, ALPHA / TASKS / SETTING)
+        said = find_worse(values, sampling, ALPHA / TASKS / SETTING)
         right = [[one for one in all_of_it if one.found >= at] for all_of_it in said]
         yield row(
             f"drops of 0.13 at checkpoint {at} that are found",
@@ -288,7 +297,7 @@ def lasting(rng: Any, count: int) -> Rows:
         near = sum(bool(found) and found[0].low <= at <= found[0].high for found in right) / 200
         yield row("of them, inside the stated interval", near, 0.8, at_least=True)
     started = time.process_time()
-    worse(*planted(rng, TASKS, LONG), ALPHA / TASKS / SETTING)
+    find_worse(*planted(rng, TASKS, LONG), ALPHA / TASKS / SETTING)
     yield row(f"CPU seconds of {LONG} x {TASKS} series", time.process_time() - started, 2.0)
 
 

@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from bench.harness import ROOT, Options, RunError, command, option, row, say, targets
-from coordinator.evaluation.events import Accepted
-from coordinator.evaluation.records import EvaluationRecord, RunOptions
-from coordinator.report.measurements import UNMEASURED, EntryLine, Report, ShardSpan
+from coordinator.decide.evaluation.events import Accepted
+from coordinator.decide.evaluation.records import EvaluationRecord, RunOptions
+from coordinator.results.report.measurements import UNMEASURED, EntryLine, Report, ShardSpan
 from coordinator.runtime.journal import line_of
-from coordinator.runtime.summary import Summary, known_by, with_document, write_summary
-from evaljobs.contract.columns import BITS, MARGIN, SHARE, digests, means, packed
+from coordinator.runtime.summary import Summary, fields_of_record, with_document, write_summary
+from evaljobs.contract.columns import BITS, MARGIN, SHARE, pack_columns, signal_means, text_digests
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import CheckpointSpec, ModelOptions, SuiteSpec, TaskEntry
 
@@ -89,7 +89,7 @@ def tasks_of(count: int, documents: int) -> list[Task]:
             if generates
             else ("acc,none", "acc_norm,none")
         )
-        made.append(Task(name, metrics, not generates, rng.normal(size=documents), digests(texts)))
+        made.append(Task(name, metrics, not generates, rng.normal(size=documents), text_digests(texts)))
     return made
 
 
@@ -156,7 +156,7 @@ def results_of(record: EvaluationRecord, found: dict[str, Columns]) -> dict[str,
             "paused_seconds": 0.0,
             "keys": dict.fromkeys(found, keys),
             "shown": {"build": {f"package:p{i}": digest for i in range(60)}, "score": {}},
-            "signals": {task: means(columns) | {"chance": 0.25} for task, columns in found.items()},
+            "signals": {task: signal_means(columns) | {"chance": 0.25} for task, columns in found.items()},
             "at_chance": False,
             "fell_to_chance": "",
         },
@@ -185,7 +185,9 @@ def leave(work: Path, number: int, step: int, tasks: list[Task]) -> None:
         folder.mkdir(parents=True)
     entries = [entry.name for entry in record.suite.tasks]
     entry_of = {task: entries.index("mmlu" if task.startswith("mmlu_") else task) for task in found}
-    paths.documents.write_bytes(packed({(entry_of[task], task): columns for task, columns in found.items()}))
+    paths.documents.write_bytes(
+        pack_columns({(entry_of[task], task): columns for task, columns in found.items()})
+    )
     results = results_of(record, found)
     spans = [
         ShardSpan(
@@ -212,7 +214,7 @@ def leave(work: Path, number: int, step: int, tasks: list[Task]) -> None:
     paths.report.write_text(Report(**UNMEASURED | known).model_dump_json(indent=1))
     paths.results.write_text(json.dumps(results, indent=2))
     paths.journal.write_bytes(line_of(Accepted(at=record.accepted_at, record=record)))
-    ended = known_by(record) | {
+    ended = fields_of_record(record) | {
         "written_at": record.accepted_at + 281,
         "ended_at": record.accepted_at + 281,
         "scored": len(entries),
@@ -237,10 +239,10 @@ def make(work: Path, checkpoints: int, tasks: int, documents: int) -> None:
 FIRST_PAGE = """
 import sys
 from pathlib import Path
-from coordinator.config.schema import Config
-from coordinator.page import html, server
+from coordinator.site.config.schema import Config
+from coordinator.interface.page import html, server
 found = server.Pages(Config(work_dir=Path(sys.argv[1]))).index()
-print(len(html.page(*found, live=True)))
+print(len(html.render_page(*found, live=True)))
 """
 EVALSPAN = ("-m", "coordinator")
 

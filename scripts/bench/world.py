@@ -22,16 +22,16 @@ from typing import Any
 from support.node_memory import make_checkpoint
 
 from bench.portfolio import Portfolio, Set
+from coordinator.decide.planning.make_plan import BYTES_PER_PARAMETER
 from coordinator.intake import from_settings, request_sets, work_folder
-from coordinator.intake.checkpoint import inspect
-from coordinator.intake.inbox import Notice, leave
+from coordinator.intake.checkpoint import inspect_checkpoint
+from coordinator.intake.inbox import Notice, leave_notice
 from coordinator.intake.suites import load_suite
-from coordinator.planning.make_plan import BYTES_PER_PARAMETER
 from evaljobs.contract import paths
 from evaljobs.contract.specs import BatchIndex, EntryManifest, RequestSetManifest
 from evaljobs.contract.storage import write_record
 from evaljobs.lmeval.batches import Batch, Piece, encode_batch
-from priors.table import Observation, append
+from priors.table import Observation, append_observations
 
 ENGINE, HARDWARE = "synthetic", "a100"
 WATCHED = "run"  # the folder of checkpoints that the daemon watches, where it does
@@ -136,23 +136,23 @@ def main(root: Path, given: dict[str, Any]) -> None:
         for one in sets
     }
     (root / "bench.json").write_text(json.dumps(told | {"metrics": of}))
-    settings = work_folder.load(config)
+    settings = work_folder.load_settings(config)
     site, suite = from_settings.site_of(settings), load_suite(suite_file)
     model, version = from_settings.model_options(settings), from_settings.lm_eval_version(settings, site)
     inputs = from_settings.inputs_for(site, version)(suite, model)
     for number in range(given.get("evaluations", 1)):
         place = root / "checkpoints" / f"step-{number}"
-        checkpoint = inspect(make_checkpoint(place, shards=1, size=size, seed=number))
+        checkpoint = inspect_checkpoint(make_checkpoint(place, shards=1, size=size, seed=number))
         if number == 0:
             for index, one in enumerate(sets):
                 name = request_sets.folder_name(suite, index, checkpoint, model, inputs)
                 write_set(one, site.paths.request_sets / name)
             common = {"model_parameters": checkpoint.bytes // BYTES_PER_PARAMETER, "load_seconds": load}
             learnt = [observation(one, at, **common) for at in range(EARLIER) for one in sets]
-            append(site.paths.observations, learnt)
+            append_observations(site.paths.observations, learnt)
         if not watched:
             about = {"step": number, "suite": str(suite_file), "noticed_at": time.time()}
-            leave(paths.WorkPaths(settings.work_dir), Notice(checkpoint=checkpoint.source, **about))
+            leave_notice(paths.WorkPaths(settings.work_dir), Notice(checkpoint=checkpoint.source, **about))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import CheckpointSpec, ModelOptions, TrialSpec
 from evaljobs.errors import JobError, one_line
 from evaljobs.trial.engines import loading
-from evaljobs.trial.trained_values import check
+from evaljobs.trial.trained_values import check_trained_values
 
 State = dict[str, torch.Tensor]
 Damage = Callable[[Path], None]
@@ -260,7 +260,7 @@ def healthy(model_dir: Path, folder: Path, dtype: str, *, untied: bool) -> bytes
     started = time.monotonic()
     passed = hook.fingerprint_logits(model, tokenizer)
     say(f"fingerprint_logits: {time.monotonic() - started:.1f} s, {dtype}")
-    return trained_values.take(passed, str(folder), 1, "core", 0)._text().encode()  # noqa: SLF001
+    return trained_values.copy_values(passed, str(folder), 1, "core", 0)._text().encode()  # noqa: SLF001
 
 
 def found_by(folder: Path, trained: bytes, work: Path, dtype: str) -> tuple[str, str]:
@@ -283,11 +283,11 @@ def found_by(folder: Path, trained: bytes, work: Path, dtype: str) -> tuple[str,
         lanes=(),
     )
     try:
-        engine = loading.load(str(folder), model, 1)
+        engine = loading.load_engine(str(folder), model, 1)
     except Exception as error:  # noqa: BLE001 (whatever ends a trial)
         return "loading", one_line(error)
     try:
-        return "never", check(paths, spec, engine.model, engine.tokenizer)
+        return "never", check_trained_values(paths, spec, engine.model, engine.tokenizer)
     except JobError as error:
         added = one_line(error).startswith(("wrong tokenizer", "wrong weights or settings"))
         return "logits" if added else "fingerprint", one_line(error)

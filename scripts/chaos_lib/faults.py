@@ -58,7 +58,7 @@ def _kill_redis(run: Run) -> str | None:
     if not run.wait(work.redis_address.exists):
         return None
     try:
-        with redis_client.client(redis_client.read(work.redis_address)) as client:
+        with redis_client.make_client(redis_client.read_address(work.redis_address)) as client:
             pid = int(client.info("server")["process_id"])
         os.kill(pid, signal.SIGKILL)
     except (redis_client.QueueUnavailable, redis.RedisError, ProcessLookupError):  # it was down already

@@ -56,7 +56,7 @@ def network_cut(seconds: float | None, run: Run) -> str | None:
     if node is None:
         return None
     with contextlib.suppress(redis_client.QueueUnavailable):
-        run.hosts.cut(node, redis_client.read(work.redis_address).port)
+        run.hosts.cut(node, redis_client.read_address(work.redis_address).port)
         run.wait_seconds(seconds)
         return f"{node}: {run.hosts.join(node)} packets"
     return None

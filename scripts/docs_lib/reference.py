@@ -19,16 +19,16 @@ from typer.cli import get_docs_for_click
 
 import evalspan
 from coordinator import hook
-from coordinator.cli import EVERY, GROUPS, MORE, app
-from coordinator.config import loading
-from coordinator.config.loading import OPTIONS, PREFIX
-from coordinator.config.schema import Config, RoleConfig, record_of
-from coordinator.config.template import text_of
-from coordinator.config.toml import as_toml
 from coordinator.errors import BugError, RetryError
 from coordinator.intake import suites
 from coordinator.intake.suites import SuiteSettings
-from coordinator.report.scores import ScoreValue
+from coordinator.interface.cli import COMMAND_EXIT_CODES, COMMON_EXIT_CODES, GROUPS, app
+from coordinator.results.report.scores import ScoreValue
+from coordinator.site.config import loading
+from coordinator.site.config.loading import OPTION_OF_SETTING, PREFIX
+from coordinator.site.config.schema import Config, RoleConfig, settings_record
+from coordinator.site.config.template import text_of
+from coordinator.site.config.toml import as_toml
 from evaljobs.contract.specs import Record, SuiteSpec, TaskEntry
 
 FOLDER = ROOT / "docs" / "reference"
@@ -44,10 +44,10 @@ def settings_page() -> str:
     parts = ["## Settings: file, environment, command line", plain(where)]
     parts += ["## Keys at the top", _settings("", Config)]
     for name, field in Config.model_fields.items():
-        if (model := record_of(field)) is None:
+        if (model := settings_record(field)) is None:
             continue
         parts += [f"## `[{name}]`", _sentence(text_of((name,))), _settings(name, model)]
-        if roles := [key for key, field in model.model_fields.items() if record_of(field)]:
+        if roles := [key for key, field in model.model_fields.items() if settings_record(field)]:
             parts += [
                 f"### {', '.join(f'`[{name}.{role}]`' for role in roles)}",
                 plain(RoleConfig.__doc__ or ""),
@@ -62,7 +62,7 @@ def _settings(section: str, model: type[Record]) -> str:
     shapes = model.model_json_schema()
     rows = []
     for key, field in model.model_fields.items():
-        if record_of(field):
+        if settings_record(field):
             continue
         dotted = f"{section}.{key}".lstrip(".")
         shape = shapes["properties"][key]
@@ -71,7 +71,7 @@ def _settings(section: str, model: type[Record]) -> str:
         said = _sentence(text)
         said += f" Example: {code(as_toml(field.examples[0]))}." if field.examples else ""
         by = code(PREFIX + dotted.replace(".", "_").upper())
-        by += f", `{OPTIONS[dotted]}`" if dotted in OPTIONS else ""
+        by += f", `{OPTION_OF_SETTING[dotted]}`" if dotted in OPTION_OF_SETTING else ""
         rows.append([code(key), words(shape, shapes.get("$defs", {})), default or "none", said, by])
     return table(["key", "type", "default", "what it does", "also by"], rows)
 
@@ -127,7 +127,7 @@ def suite_page() -> str:
         "## Keys of a `[[task]]`",
         _suite_keys(TaskEntry, field_notes(TaskEntry)),
         "## Suites that are shipped",
-        table(["suite", "tasks"], [[code(name), _tasks(name)] for name in suites.names()]),
+        table(["suite", "tasks"], [[code(name), _tasks(name)] for name in suites.suite_names()]),
     )
 
 
@@ -171,8 +171,8 @@ def commands_page() -> str:
 
 
 def _codes(name: str) -> str:
-    codes = {*EVERY, *MORE.get(name, {})}
-    more = "".join(f"; {int(each)}: {said}" for each, said in MORE.get(name, {}).items())
+    codes = {*COMMON_EXIT_CODES, *COMMAND_EXIT_CODES.get(name, {})}
+    more = "".join(f"; {int(each)}: {said}" for each, said in COMMAND_EXIT_CODES.get(name, {}).items())
     return f"[Exit codes](../evaluating/command-line.md#exit-codes): {', '.join(str(int(each)) for each in sorted(codes))}{more}."
 
 

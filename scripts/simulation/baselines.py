@@ -15,8 +15,8 @@ from heapq import heappop, heappush
 from math import ceil
 from typing import Any, NamedTuple
 
-from coordinator.planning.flow_shop import MetricJob, metrics_end
-from coordinator.planning.instance import DataSet
+from coordinator.decide.planning.flow_shop import MetricJob, metrics_end
+from coordinator.decide.planning.instance import DataSet
 from simulation.sampled_times import Truth
 
 MIN_TASK_DOCS = 16

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any, Literal, get_args
 
-from coordinator.planning.instance import Instance, parse_instance, plan_of
+from coordinator.decide.planning.instance import Instance, parse_instance, plan_of
 from simulation import baselines
 from simulation.sampled_times import Predicted, Truth
 from simulation.simulate import Run, simulate

@@ -11,8 +11,8 @@ from itertools import accumulate
 from math import exp, sqrt
 from random import Random
 
-from coordinator.planning.lower_bound import Bound, Size, bound_of
-from coordinator.planning.model import Lane, WorkSet, extremes, running
+from coordinator.decide.planning.lower_bound import Bound, Size, measured_bound
+from coordinator.decide.planning.model import Lane, WorkSet, extreme_batches, running_sums
 
 BLOCKS = 16
 """Blocks of equal predicted seconds in a set, with an inner draw each."""
@@ -26,8 +26,8 @@ class Predicted:
     def __init__(self, sets: Sequence[WorkSet]) -> None:
         self.sets = list(sets)
         self.index = {work.name: index for index, work in enumerate(self.sets)}
-        self.sums = [running(work.batch_seconds) for work in self.sets]
-        self.ends = [extremes(work.batch_seconds) for work in self.sets]  # shortest and longest batch
+        self.sums = [running_sums(work.batch_seconds) for work in self.sets]
+        self.ends = [extreme_batches(work.batch_seconds) for work in self.sets]  # shortest and longest batch
 
 
 class Truth:
@@ -82,4 +82,4 @@ class Truth:
                 seconds = (self.gpu_total(index), shortest, longest, self.metric_seconds[index])
                 sizes.append(Size(work.name, *seconds, parallel))
         costs = {"load_seconds": load_seconds, "cpu_slots": cpu_slots, "stage_seconds": stage_seconds}
-        return bound_of(sizes, lanes, **costs)
+        return measured_bound(sizes, lanes, **costs)

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-from coordinator.planning.flow_shop import FINEST, MetricJob, divided, metrics_end
-from coordinator.planning.model import Lane, Plan, PlannedShard
+from coordinator.decide.planning.flow_shop import MIN_JOB_SHARE, MetricJob, divide_execute_shard, metrics_end
+from coordinator.decide.planning.model import Lane, Plan, PlannedShard
 from simulation.sampled_times import Truth
 
 
@@ -88,14 +88,16 @@ def simulate(
 def metric_jobs(spans: Sequence[Span], truth: Truth, cpu_slots: int) -> list[MetricJob]:
     """Jobs for each shard of an `execute` set at its end; one per `score` set at its last shard's end."""
     jobs: list[MetricJob] = []
-    grain = FINEST * (sum(truth.metric_seconds) / cpu_slots + max((span.end for span in spans), default=0.0))
+    grain = MIN_JOB_SHARE * (
+        sum(truth.metric_seconds) / cpu_slots + max((span.end for span in spans), default=0.0)
+    )
     done: dict[int, float] = {}
     for span in spans:
         index, first, end = truth.index[span.shard.set], span.shard.first_batch, span.shard.end_batch
         if truth.sets[index].metric == "execute":
             at_once = min(truth.sets[index].metric_parallelism, cpu_slots)
             work = (span.end, truth.metric_share(index, first, end), index)
-            jobs += divided(*work, at_once=at_once, documents=end - first, grain=grain)
+            jobs += divide_execute_shard(*work, at_once=at_once, documents=end - first, grain=grain)
         else:
             done[index] = max(span.end, done.get(index, 0.0))
     return jobs + [(end, truth.metric_seconds[index], index) for index, end in done.items()]

@@ -13,20 +13,20 @@ from support.loops import coordinator_on
 from support.simulated.parts import FakeJob, Faults, record
 from support.simulated.shared import Shared, Tenant
 
-from coordinator.allocation import cordons
-from coordinator.allocation.allocate import Demand, Limits, allocate
-from coordinator.allocation.backlog import Seen, stale
-from coordinator.allocation.demand import LOSS, Use, to_give_back
 from coordinator.base import clock
-from coordinator.evaluation import nodes
-from coordinator.evaluation.nodes import idle_nodes
+from coordinator.decide.allocation import cordons
+from coordinator.decide.allocation.allocate import Demand, Limits, allocate
+from coordinator.decide.allocation.backlog import SeriesMember, stale_evaluations
+from coordinator.decide.allocation.demand import NODE_LOSS, Use, nodes_to_give_back
+from coordinator.decide.evaluation import nodes
+from coordinator.decide.evaluation.nodes import idle_nodes
 from coordinator.runtime.detect import (
     LEAST_SECONDS,
     LEAST_SHARDS,
     LEAST_SIGMA,
     SIGMAS,
     Pace,
-    stragglers,
+    find_stragglers,
 )
 
 NAMES = [f"n{i}" for i in range(8)]
@@ -158,10 +158,12 @@ def test_stragglers_are_few_and_the_slowest(others, prior, sigma, slow):
     """Never half of the trials, and no trial that is not named is slower than one that is. A prior that is off for all names
     none: where what all trials take is multiplied by the same, the same ones are stragglers, by the same factor."""
     every = paces(others, slow=slow)
-    found = stragglers(every, sigma)
+    found = find_stragglers(every, sigma)
     assert 2 * len(found) < len(every) + 1
     assert all(every[t].log >= max(p.log for o, p in every.items() if o not in found) for t in found)
-    assert stragglers(paces([x * prior for x in others], slow=slow * prior), sigma) == pytest.approx(found)
+    assert find_stragglers(paces([x * prior for x in others], slow=slow * prior), sigma) == pytest.approx(
+        found
+    )
 
 
 @given(others=st.lists(st.floats(0.95, 1.05), min_size=3, max_size=30), sigma=SIGMA)
@@ -169,10 +171,10 @@ def test_one_that_is_slower_by_more_than_three_sigma_is_named(others, sigma):
     """Above the spread by a tenth it is named with its factor, below it is not; the others never are."""
     limit = exp(SIGMAS * max(sigma, LEAST_SIGMA))
     # of 0.05 on both sides, the others' own spread is below the least that counts
-    assert stragglers(paces(others, slow=1.2 * limit), sigma) == {
+    assert find_stragglers(paces(others, slow=1.2 * limit), sigma) == {
         "slow": pytest.approx(1.2 * limit, rel=0.06)
     }
-    assert not stragglers(paces(others, slow=0.9 * limit), sigma)
+    assert not find_stragglers(paces(others, slow=0.9 * limit), sigma)
 
 
 @given(slow=st.floats(1.0, 1000.0))
@@ -185,7 +187,7 @@ def test_little_evidence_names_no_trial(slow):
         paces([1.0] * 9) | {"slow": one},
         paces([1.0] * 9) | {"slow": short},
     ):
-        assert not stragglers(known, 0.1)
+        assert not find_stragglers(known, 0.1)
 
 
 @given(elapsed=st.floats(0, 1000), predicted=st.floats(0.1, 1000), done=st.integers(0, 8))
@@ -204,7 +206,7 @@ def test_a_claimed_shard_counts_only_against_its_trial(elapsed, predicted, done)
 @st.composite
 def history(draw):
     return [
-        Seen(
+        SeriesMember(
             evaluation_id=f"e{i}",
             series=draw(st.sampled_from("ab")),
             order=(float(draw(st.integers(0, 9))), float(draw(st.integers(0, 3)))),
@@ -217,7 +219,7 @@ def history(draw):
 @given(history())
 def test_a_started_or_newest_checkpoint_is_never_dropped_and_no_other_waits(items):
     """And each drop has its reason."""
-    dropped = stale(items)
+    dropped = stale_evaluations(items)
     assert all(dropped.values())
     for series in "ab":
         mine = sorted((s for s in items if s.series == series), key=lambda s: (s.order, s.evaluation_id))
@@ -338,7 +340,7 @@ USES = st.lists(
         Use,
         evaluation_id=st.sampled_from(["a", "b"]),
         node=st.sampled_from(["n1", "n2", "n3", "n4"]),
-        status=st.sampled_from(list(LOSS)),
+        status=st.sampled_from(list(NODE_LOSS)),
         gpus=st.integers(0, 8),
         trials=st.integers(0, 8),
     ),
@@ -350,11 +352,12 @@ USES = st.lists(
 @given(USES, st.integers(1, 40))
 def test_as_many_nodes_as_are_asked_for_and_the_cheapest(uses, gpus):
     """No node without GPUs; enough, where there are enough; none too many; none that loses more than one that is kept."""
-    chosen = to_give_back(uses, gpus)
+    chosen = nodes_to_give_back(uses, gpus)
     at = {node: [u for u in uses if u.node == node] for node in {u.node for u in uses}}
     hold = {node: sum(u.gpus for u in there) for node, there in at.items()}
     loss = {
-        node: (max(LOSS[u.status] for u in there), sum(u.trials for u in there)) for node, there in at.items()
+        node: (max(NODE_LOSS[u.status] for u in there), sum(u.trials for u in there))
+        for node, there in at.items()
     }
     assert all(hold[n] for n in chosen)
     assert sum(hold[n] for n in chosen) >= min(gpus, sum(hold.values()))
@@ -373,9 +376,9 @@ def test_the_last_word_on_a_node_counts_until_its_time_is_over(tmp_path, words):
     now = 0.0
     for node, until, passed in words:
         now += passed
-        left = cordons.cordon(path, [node], until, now)
+        left = cordons.cordon_nodes(path, [node], until, now)
         said[node] = until
-        assert left == cordons.read(path, now) == {n: at for n, at in said.items() if at > now}
+        assert left == cordons.read_cordons(path, now) == {n: at for n, at in said.items() if at > now}
 
 
 class Staging:
@@ -456,7 +459,7 @@ def test_a_node_is_offered_once_it_was_checked(staging):
         "withdrawn",
         {"n1"},
     )
-    cordons.check_again(place, {"n1": staging.now + 86400}, staging.now)
+    cordons.require_node_check(place, {"n1": staging.now + 86400}, staging.now)
     assert (staging.later(11), coordinator.offers.to_check) == ("staging", frozenset())
     staging.cordon(0)
     staging.cordon(60)
@@ -466,10 +469,10 @@ def test_a_node_is_offered_once_it_was_checked(staging):
 def test_a_nodes_failure_is_known_to_later_evaluations(staging):
     """A back-off counts once, with its reason and its evaluation, also after a restart."""
     node, began = staging.running.state.nodes.by_name["n1"], staging.now
-    staging.running.take(nodes.back_off(node, "it died", began))
+    staging.running.take(nodes.back_off_node(node, "it died", began))
     assert [staging.later(11) for _ in range(3)] == ["back-off"] * 3
     staging.start()
     assert staging.later(11) == "back-off"
-    found = cordons.failures(staging.coordinator.performer.site.paths.nodes, staging.now)
+    found = cordons.read_node_failures(staging.coordinator.performer.site.paths.nodes, staging.now)
     seen = cordons.Failure(at=began, why="it died", seen_by=staging.running.state.evaluation_id)
     assert found == {"n1": (seen,)}

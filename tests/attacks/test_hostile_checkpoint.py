@@ -13,8 +13,8 @@ from support.node_memory import make_checkpoint, safetensors
 from support.trials import OPTIONS, Evaluation
 from support.with_root import USER, as_user
 
-from coordinator.config.schema import Config, WatchConfig
-from coordinator.intake.checkpoint import CheckpointError, inspect
+from coordinator.intake.checkpoint import CheckpointError, inspect_checkpoint
+from coordinator.site.config.schema import Config, WatchConfig
 from evaljobs.trial.engines import loading
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot become another user")
@@ -22,7 +22,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot become 
 
 def refused(folder):
     with pytest.raises(CheckpointError) as caught:
-        inspect(folder)
+        inspect_checkpoint(folder)
     assert str(caught.value).isprintable()
     return str(caught.value)
 
@@ -115,7 +115,7 @@ def test_what_is_no_file_is_not_waited_for(name, kind, tmp_path):
     (folder / name).unlink(missing_ok=True)
     KINDS[kind](folder / name)
     with contextlib.suppress(CheckpointError):
-        assert name not in {file.name for file in inspect(folder).files}
+        assert name not in {file.name for file in inspect_checkpoint(folder).files}
 
 
 @pytest.mark.parametrize("name", ["step-1\x1b[2J", "step\n1", "step\x9b31m", "step\x7f", "\x07"], ids=repr)
@@ -149,7 +149,7 @@ def test_a_link_of_another_user_lends_out_no_private_file(name, shared):
         assert "another user" in refused(folder)
 
     def look_at_his_own():
-        inspect(folder)
+        inspect_checkpoint(folder)
 
     as_user(look)
     owned(folder, USER)
@@ -200,9 +200,9 @@ def test_a_checkpoint_runs_no_code_while_requests_are_built_and_it_is_loaded(
 ):
     """Modules beside its config, named by auto_map or as the libraries' own; pickles beside its safetensors."""
     folder, marker = with_code(model_dir, tmp_path / "evil")
-    assert not {f.name for f in inspect(folder).files} & {*PICKLES[:3]}
+    assert not {f.name for f in inspect_checkpoint(folder).files} & {*PICKLES[:3]}
     Evaluation(shared_work, folder, "code-of-a-checkpoint")
-    loading.load(str(folder), OPTIONS, 2).close()
+    loading.load_engine(str(folder), OPTIONS, 2).close()
     assert not marker.exists()
 
 

@@ -9,10 +9,10 @@ import json
 import pytest
 from support.trainings import leave, results
 
+from coordinator.decide.evaluation.records import id_stem
 from coordinator.errors import OperatorError
-from coordinator.evaluation.records import id_stem
 from coordinator.intake.suites import load_suite
-from coordinator.trackers import lm_eval_files
+from coordinator.results.trackers import lm_eval_files
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths, slug
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x1b[1A\x9b31m\x08\r"
@@ -67,7 +67,7 @@ def test_an_export_writes_below_its_folder_alone(task, tmp_path):
         json.dumps({"doc_hash": "a", "prompt_hash": "b", "target_hash": "c"}) + "\n"
     )
     before = set(tmp_path.rglob("*"))
-    written = lm_eval_files.write(paths.root, tmp_path / "out" / "a" / "b")
+    written = lm_eval_files.write_lm_eval_files(paths.root, tmp_path / "out" / "a" / "b")
     its_document = {paths.ended}  # which any reader writes
     made = {p for p in tmp_path.rglob("*") if p.is_file()} - before - its_document
     assert made == set(written)

@@ -67,15 +67,15 @@ def test_a_process_has_ended_with_the_last_of_its_threads():
     process = subprocess.Popen([sys.executable, "-c", HEADLESS])
 
     def headless():
-        seen = process_identity.stat(process.pid)
+        seen = process_identity.read_stat(process.pid)
         return seen is not None and seen.state == "Z"
 
     try:
         wait_until(headless)
         assert process.poll() is None
-        known = process_identity.identify(process.pid)
-        process_identity.end(known, patience=60.0)
-        assert not process_identity.alive(known)
+        known = process_identity.identify_process(process.pid)
+        process_identity.end_process(known, patience=60.0)
+        assert not process_identity.is_alive(known)
     finally:
         process.kill()
         process.wait()

@@ -17,10 +17,10 @@ from bench import peer_job, slurm, synthetic, world
 from bench.portfolio import Portfolio, instance_text
 from support.goldens import deep
 
+from coordinator.decide.planning.instance import parse_instance
 from coordinator.intake import request_sets
-from coordinator.intake.checkpoint import inspect
-from coordinator.intake.request_sets import found
-from coordinator.planning.instance import parse_instance
+from coordinator.intake.checkpoint import inspect_checkpoint
+from coordinator.intake.request_sets import find_request_sets
 from evaljobs.trial.engines.protocol import Engine
 from evaljobs.trial.shard_runner import RequestSet
 
@@ -70,7 +70,7 @@ def test_a_part_that_fails_or_is_past_its_time_is_named_and_the_others_go_on(
 def test_the_model_that_is_made_is_a_checkpoint_in_bfloat16(tmp_path):
     """Without --model: one that evalspan takes, of two bytes a parameter, with room for five shots."""
     gpu_bench.make_model(Namespace(model=str(tmp_path / "model"), small=True))
-    assert inspect(tmp_path / "model").files
+    assert inspect_checkpoint(tmp_path / "model").files
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     assert (config["dtype"], config["max_position_embeddings"]) == ("bfloat16", 4096)
 
@@ -105,8 +105,8 @@ def test_every_runner_is_given_the_same_drawn_seconds(tmp_path):
     assert isclose(whole.bound().seconds, 20 * drawn.bound().seconds, rel_tol=1e-9)
     one = next(s for s in drawn.sets if s.name == "humaneval")
     world.write_set(one, tmp_path)
-    sets, count = found(tmp_path, "1", None), len(one.seconds)
-    manifest, index = request_sets.read(sets, {"humaneval": "1"})["humaneval"]
+    sets, count = find_request_sets(tmp_path, "1", None), len(one.seconds)
+    manifest, index = request_sets.read_request_sets(sets, {"humaneval": "1"})["humaneval"]
     assert (manifest.executes, manifest.documents, len(index.documents)) == (True, count, count)
     batches = RequestSet(sets["humaneval"], 1).batches(0, count)
     assert [float(p.context) for b in batches for p in b.pieces] == pytest.approx(one.seconds, abs=1e-6)

@@ -15,10 +15,10 @@ from support.ended import leave_ended
 from support.trainings import leave
 
 import coordinator
-from coordinator.cli import GROUPS, app
+from coordinator.interface.cli import GROUPS, app
 from evaljobs.contract.outcomes import Failed
 
-EVALSPAN = "import sys; from coordinator.cli import main; sys.argv[0] = 'evalspan'; main()"
+EVALSPAN = "import sys; from coordinator.interface.cli import main; sys.argv[0] = 'evalspan'; main()"
 COMMAND = typer.main.get_command(app)
 
 
@@ -240,9 +240,7 @@ def test_help_and_a_submission_load_no_client(site, tiny_model_dir, submits, hea
     """Of evalspan and of each command only what a person waits for; training submits each checkpoint."""
     words = ["submit", str(tiny_model_dir), "--suite", "quickstart", "--json"]
     act = f"app({words}, standalone_mode=False)" if submits else HELP
-    code = (
-        f"import sys\nfrom coordinator.cli import app\n{act}\nprint([n for n in {heavy} if n in sys.modules])"
-    )
+    code = f"import sys\nfrom coordinator.interface.cli import app\n{act}\nprint([n for n in {heavy} if n in sys.modules])"
     env = {**os.environ, "EVALSPAN_WORK_DIR": str(site / "w")}
     argv = [sys.executable, "-c", code]
     done = subprocess.run(argv, cwd=site, env=env, capture_output=True, text=True, check=False)
@@ -262,7 +260,9 @@ def test_clean_tells_people_in_words_and_programs_in_json(site):
 
 def test_a_bug_is_exit_code_3_and_asks_for_a_report():
     """It is no failed entry (1): a wrapper or a person must be able to tell."""
-    broken = "from coordinator import cli\n@cli.app.command('broken')\ndef broken(): {}['x']\ncli.main()"
+    broken = (
+        "from coordinator.interface import cli\n@cli.app.command('broken')\ndef broken(): {}['x']\ncli.main()"
+    )
     ran = subprocess.run(
         [sys.executable, "-c", broken, "broken"], capture_output=True, text=True, check=False
     )

@@ -71,7 +71,7 @@ OF_SUITE = ["model", "--suite", "core"]
 @pytest.mark.parametrize(
     ("module", "arguments", "raised"),
     [
-        ("coordinator.cli", ["eval", *OF_SUITE], ""),
+        ("coordinator.interface.cli", ["eval", *OF_SUITE], ""),
         ("typer", ["submit", *OF_SUITE], ""),
         ("typer", ["status"], CALLBACK),
         ("rich.console", ["status"], ""),

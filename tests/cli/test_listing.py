@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 from support.toys import TASKS, config_text, suite_text
 
-from coordinator.cli.screen.listing import Surroundings, show_left_out
-from coordinator.cli.screen.sight import Sight, wrapped_daemon
-from coordinator.cli.screen.standing import choose, has_failed
-from coordinator.cluster.slurm_parse import FIELD_END, QUEUE_FORMAT, RECORD_END
-from coordinator.config.schema import ClusterConfig, Config
-from coordinator.intake.inbox import Notice, leave
+from coordinator.intake.inbox import Notice, leave_notice
+from coordinator.interface.cli.screen.evaluation_views import choose_shown, has_failed
+from coordinator.interface.cli.screen.listing import Surroundings, show_left_out
+from coordinator.interface.cli.screen.work_folder_view import WorkFolderView, wrapped_daemon
 from coordinator.runtime.summary import Parked, Summary, Task
 from coordinator.runtime.work_lock import DAEMON, WorkLock
+from coordinator.site.cluster.slurm_parse import FIELD_END, QUEUE_FORMAT, RECORD_END
+from coordinator.site.config.schema import ClusterConfig, Config
 from evaljobs.contract.paths import WorkPaths
 
 NOW = 1_700_000_000.0
@@ -55,7 +55,7 @@ summaries = st.builds(
 )
 def test_a_choice_of_rows_is_complete_in_order_and_counts_what_it_leaves_out(found, open_, failed_, last):
     """What is not over comes first, then the newest; every row that is asked for is shown or counted."""
-    shown, left = choose(found, only=None, only_open=open_, only_failed=failed_, last=last)
+    shown, left = choose_shown(found, only=None, only_open=open_, only_failed=failed_, last=last)
     over = [s.ended_at is not None for s in shown]
     assert over == sorted(over)
     for group in (True, False):
@@ -95,12 +95,12 @@ def test_the_daemons_queued_job_is_named_and_notices_wait_for_it(tmp_path, monke
     squeue.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     config = Config(work_dir=tmp_path / "work", cluster=ClusterConfig(kind="slurm"))
-    sight = Sight(config, "evalspan daemon", None)
+    sight = WorkFolderView(config, "evalspan daemon", None)
     assert [job.job_id for job in sight.around.queued] == ["125"]
     assert "the daemon's job 125 is queued" in printed(*sight.around.lines(NOW))
     config.work_dir.mkdir(mode=0o700)
-    leave(WorkPaths(config.work_dir), Notice(checkpoint="/c", suite="core"))
-    (waits,) = Sight(config, "evalspan daemon").around.checkpoints.waiting
+    leave_notice(WorkPaths(config.work_dir), Notice(checkpoint="/c", suite="core"))
+    (waits,) = WorkFolderView(config, "evalspan daemon").around.checkpoints.waiting
     assert waits.why == "the daemon's job 125 is queued"
     lock = WorkLock(WorkPaths(config.work_dir).lock)
     lock.acquire(DAEMON)
@@ -120,12 +120,12 @@ def test_what_keeps_the_holder_from_going_on_is_shown(tmp_path):
     os.utime(lock.path, (NOW, NOW))
     for text in (trouble, "no news of jobs: slurmctld", ""):
         lock.show_trouble(text)
-        around = Sight(config, "evalspan daemon").around
+        around = WorkFolderView(config, "evalspan daemon").around
         assert (around.as_json()["trouble"] or "") == text.replace("\x1b", "?")[: len(around.trouble)]
         assert (f"! {around.trouble[:30]}" in printed(*around.lines(NOW))) == bool(text)
         assert (around.daemon, around.since, "\x1b" in around.trouble) == (True, NOW, False)
     lock.release()
-    assert Sight(config, "evalspan daemon").around.trouble == ""
+    assert WorkFolderView(config, "evalspan daemon").around.trouble == ""
 
 
 # --- `ls` and `validate` -----------------------------------------------------------------------------------------------

@@ -25,18 +25,18 @@ from lm_eval.utils import (
 )
 from support.toys import TASKS
 
-from coordinator.cli import app
-from coordinator.cli.lm_eval_flags import (
-    NEEDLESS,
-    REFUSED,
-    SHORT,
-    pairs,
-    rewritten,
-    the_checkpoint,
+from coordinator.errors import OperatorError
+from coordinator.interface.cli import app
+from coordinator.interface.cli.lm_eval_flags import (
+    REDUNDANT,
+    SHORT_FLAGS,
+    UNSUPPORTED_FLAGS,
+    checkpoint_argument,
+    parse_pairs,
+    translate_options,
     trial_settings,
 )
-from coordinator.cli.suite_options import Chosen
-from coordinator.errors import OperatorError
+from coordinator.interface.cli.suite_options import SuiteCommand
 
 EVAL = typer.main.get_command(app).commands["eval"]
 
@@ -56,17 +56,19 @@ def test_every_option_of_lm_eval_is_understood_or_refused_by_name():
     own = {option for parameter in EVAL.params for option in parameter.opts}
     for action in LM_EVAL._actions:
         long = next(o for o in action.option_strings if o.startswith("--")).replace("_", "-")
-        assert [long in own, long in REFUSED, long in NEEDLESS].count(True) == 1 or long == "--help", long
+        assert [long in own, long in UNSUPPORTED_FLAGS, long in REDUNDANT].count(
+            True
+        ) == 1 or long == "--help", long
         for short in (o for o in action.option_strings if not o.startswith("--")):
             # -s is the suite, -h the help, -v its log level
-            assert SHORT.get(short) == long or short in ("-s", "-h", "-v"), short
+            assert SHORT_FLAGS.get(short) == long or short in ("-s", "-h", "-v"), short
 
 
 def test_each_refused_option_names_what_to_do_instead():
     """And none of them is silently taken by the command."""
-    for option, instead in REFUSED.items():
+    for option, instead in UNSUPPORTED_FLAGS.items():
         with pytest.raises(OperatorError, match=re.escape(f"{option}: {instead}")):
-            rewritten([option], VALUED)
+            translate_options([option], VALUED)
 
 
 def test_the_remote_code_flag_is_the_model_argument_that_lm_eval_makes_of_it():
@@ -74,7 +76,7 @@ def test_the_remote_code_flag_is_the_model_argument_that_lm_eval_makes_of_it():
     words = ["--trust_remote_code", "--tasks", "a", "--model_args", "pretrained=/m"]
     assert read(*words)["model_args"] == {"trust_remote_code": True}
     with pytest.raises(OperatorError, match="--trust-remote-code: say --model-args"):
-        rewritten(words, VALUED)
+        translate_options(words, VALUED)
 
 
 YAML = """model: hf
@@ -123,9 +125,9 @@ def read(*words):
     with EVAL.make_context("eval", list(words)) as context:
         p = context.params
     pretrained, trial = trial_settings(p["model"], p["model_args"], p["device"])
-    chosen = Chosen(**p).chosen
+    chosen = SuiteCommand(**p).chosen
     return {
-        "checkpoint": the_checkpoint(p["checkpoint"], pretrained),
+        "checkpoint": checkpoint_argument(p["checkpoint"], pretrained),
         "model_args": {k.removeprefix("trial.model_args."): v for k, v in trial.items() if "args" in k},
         **chosen,
     }
@@ -190,14 +192,14 @@ VALUED = {"--limit", "--suite", "-s"}
 )
 def test_the_checkpoint_is_found_beside_options_of_several_words(line, made):
     """It is the word of its own, or the last word of `--tasks a b M` where nothing else names it."""
-    assert rewritten(line.split(), VALUED) == made.split()
+    assert translate_options(line.split(), VALUED) == made.split()
 
 
 def test_a_command_without_a_checkpoint_of_its_own_has_all_words_of_tasks():
     """`prepare` names its checkpoint by --tokenizer."""
     words = ["--tasks", "a", "b", "--tokenizer", "M", "--gen_kwargs", "x=1"]
     made = ["--tasks=a,b", "--tokenizer", "M", "--gen-kwargs=x=1"]
-    assert rewritten(words, {*VALUED, "--tokenizer"}, checkpoint=False) == made
+    assert translate_options(words, {*VALUED, "--tokenizer"}, checkpoint=False) == made
     command = typer.main.get_command(app).commands["prepare"]
     with command.make_context("prepare", words) as context:
         assert context.params["tasks"] == "a,b"
@@ -207,8 +209,8 @@ def test_a_flag_that_asks_for_what_is_so_is_left_out_with_a_line(capsys):
     """Of both spellings; the last word is still the checkpoint."""
     needless = []
     flags = ["--log_samples", "-w", "--show-config", "--confirm_run_unsafe_code"]
-    assert rewritten([*flags, "--tasks", "a", "M"], VALUED, needless) == ["--tasks=a", "M"]
-    assert sorted(needless) == sorted(NEEDLESS)
+    assert translate_options([*flags, "--tasks", "a", "M"], VALUED, needless) == ["--tasks=a", "M"]
+    assert sorted(needless) == sorted(REDUNDANT)
     EVAL.make_context("eval", ["M", "--log_samples", "--limit", "1"])
     told = capsys.readouterr()
     assert (told.out, told.err.count("\n")) == ("", 1)
@@ -225,7 +227,7 @@ def test_a_revision_names_the_checkpoint_and_is_no_model_argument(revision):
 
 
 def test_a_digit_that_is_no_number_is_text():
-    assert pairs(["x=²"]) == {"x": "²"}
+    assert parse_pairs(["x=²"]) == {"x": "²"}
 
 
 def same(one, other):
@@ -243,7 +245,7 @@ def test_values_are_read_as_lm_eval_reads_them(items):
         theirs = key_val_to_dict(text)
     except (ValueError, MemoryError):
         return
-    ours = pairs([text])
+    ours = parse_pairs([text])
     assert ours.keys() == theirs.keys()
     assert all(same(ours[key], theirs[key]) for key in theirs)
 

@@ -12,15 +12,15 @@ from support.commands import typed
 from support.trainings import leave
 from support.with_root import GROUP, as_user
 
-from coordinator.allocation import cordons
-from coordinator.config import loading
-from coordinator.config.schema import Config
-from coordinator.doctor import collect
+from coordinator.decide.allocation import cordons
 from coordinator.errors import OperatorError
 from coordinator.intake import hub, suites, work_folder
-from coordinator.intake.checkpoint import inspect, is_hugging_face
-from coordinator.runtime.summaries import find_folder
+from coordinator.intake.checkpoint import inspect_checkpoint, is_hugging_face
+from coordinator.operations.doctor import collect
+from coordinator.runtime.known_evaluations import find_folder
 from coordinator.runtime.work_lock import DAEMON, WorkLock
+from coordinator.site.config import loading
+from coordinator.site.config.schema import Config
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.storage import make_file
 
@@ -36,7 +36,7 @@ def work(open_folder, monkeypatch):
     monkeypatch.setenv("HOME", str(open_folder))
     monkeypatch.setenv("EVALSPAN_SHARED_GROUP", GROUP)
     paths = WorkPaths(open_folder / "work")
-    work_folder.load(None, paths.root)
+    work_folder.load_settings(None, paths.root)
     leave(paths.root, 10, 0.2)
     os.close(make_file(paths.lock))
     return paths
@@ -76,18 +76,18 @@ def test_another_user_may_not_run_a_daemon_nor_command_one(work):
 def test_a_private_folder_is_refused_in_one_line(work, monkeypatch):
     """Whatever names it: the work folder, a checkpoint, a suite, or the settings."""
     monkeypatch.setattr(
-        suites, "names", lambda: ["core"]
+        suites, "suite_names", lambda: ["core"]
     )  # what reads them may be imported from a closed folder
     private = work.root.parent / "private"
     (private / "m").mkdir(parents=True)
     private.chmod(0o700)
     here = work.root.parent
     calls = [
-        lambda: work_folder.load(None, {"work_dir": private / "w"}),
-        lambda: inspect(hub.local_folder("private/m", print)),
+        lambda: work_folder.load_settings(None, {"work_dir": private / "w"}),
+        lambda: inspect_checkpoint(hub.local_folder("private/m", print)),
         lambda: suites.load_suite(private / "s.toml"),
-        lambda: loading.find(private / "evalspan.toml", {}),
-        lambda: inspect(private / "m"),
+        lambda: loading.find_config_file(private / "evalspan.toml", {}),
+        lambda: inspect_checkpoint(private / "m"),
     ]
 
     def act():
@@ -123,9 +123,9 @@ def test_evaluations_that_their_owner_keeps_private_are_counted(work):
 def test_a_cordon_ends_without_a_daemon(work):
     """In the file that the next daemon reads; a node without one is refused."""
     release = ["release", "n1", "--minutes", "0", "--work-dir", str(work.root)]
-    cordons.cordon(work.nodes, ["n1", "n2"], time.time() + 600, time.time())
+    cordons.cordon_nodes(work.nodes, ["n1", "n2"], time.time() + 600, time.time())
     assert typed(*release).stdout == "n1 may be used again\n"
-    assert list(cordons.read(work.nodes, time.time())) == ["n2"]
+    assert list(cordons.read_cordons(work.nodes, time.time())) == ["n2"]
     typed(*release, code=1)
 
 

@@ -13,26 +13,26 @@ from hypothesis import strategies as st
 from support.fake_cluster import fake_node
 from support.slurm_options import slurm_options
 
-from coordinator.cluster import Job, RefusedError
-from coordinator.cluster.daemon_job import daemon_job, sbatch_line
-from coordinator.cluster.job_environment import client_environment, submission_environment
-from coordinator.cluster.node_choice import choose, in_hostlist, none_left, place
-from coordinator.cluster.sbatch_text import (
+from coordinator.site.cluster import Job, RefusedError
+from coordinator.site.cluster.daemon_job import daemon_job, sbatch_line
+from coordinator.site.cluster.job_environment import client_environment, submission_environment
+from coordinator.site.cluster.node_choice import apply_node_settings, in_hostlist, none_left, place_job
+from coordinator.site.cluster.sbatch_text import (
     batch_script,
     gpu_arguments,
     log_file,
     log_pattern,
-    quote,
+    quote_word,
     sbatch_arguments,
 )
-from coordinator.config.checks import (
+from coordinator.site.config.checks import (
     GPU_REQUEST,
     RESERVED,
     check_extra_args,
     check_gpu_request,
     check_hostlist,
 )
-from coordinator.config.schema import Config, NodesConfig, SlurmConfig
+from coordinator.site.config.schema import Config, NodesConfig, SlurmConfig
 
 JOB = Job(name="a", argv=("true",), log="/l")
 
@@ -64,7 +64,7 @@ def test_bash_reads_back_every_argument_and_variable(words, value):
     assert script.isascii()
     assert run(script).split(b"\0")[:-1] == [os.fsencode(w) for w in (*words, value)]
     with pytest.raises(ValueError, match="NUL"):
-        quote(f"{words[0]}\0")
+        quote_word(f"{words[0]}\0")
 
 
 def test_a_jobs_log_has_the_mode_of_the_settings_whatever_the_umask(tmp_path):
@@ -287,11 +287,13 @@ CHOICES = st.builds(
 def test_a_job_that_names_no_node_avoids_exactly_the_nodes_that_are_not_offered(fleet, choice, request_):
     """One decision for offers and submissions; CPU nodes are subject to `exclude` alone. Where no node is left, one line
     names the settings that leave none."""
-    nodes = [choose(n, Config(nodes=choice, slurm=SlurmConfig(gpu_request=request_))) for n in fleet]
+    nodes = [
+        apply_node_settings(n, Config(nodes=choice, slurm=SlurmConfig(gpu_request=request_))) for n in fleet
+    ]
     excluded = {n.name for n in nodes if n.excluded}
-    assert set(place(JOB, nodes).exclude) == excluded
-    assert set(place(replace(JOB, exclude=("n0",)), nodes).exclude) == {"n0", *excluded}
-    assert place(replace(JOB, node="n0"), nodes).exclude == ()
+    assert set(place_job(JOB, nodes).exclude) == excluded
+    assert set(place_job(replace(JOB, exclude=("n0",)), nodes).exclude) == {"n0", *excluded}
+    assert place_job(replace(JOB, node="n0"), nodes).exclude == ()
     for node in nodes:
         assert node.usable is not bool(node.excluded)
         named = choice.exclude and any(in_hostlist(node.name, hosts) for hosts in choice.exclude)

@@ -14,9 +14,9 @@ from dev_cluster.testing import wait_until
 from support.fake_cluster import FakeCluster, fake_node
 from support.slurm_options import on_site
 
-from coordinator.cluster import Cluster, Job, RefusedError
-from coordinator.cluster.local import NODE, LocalCluster
-from coordinator.cluster.slurm_cli import SlurmApi, SlurmCli
+from coordinator.site.cluster import Cluster, Job, RefusedError
+from coordinator.site.cluster.local import NODE, LocalCluster
+from coordinator.site.cluster.slurm_cli import SlurmApi, SlurmCli
 
 
 @dataclass

@@ -10,16 +10,16 @@ import pytest
 from dev_cluster import procs
 from dev_cluster.testing import wait_until
 
-from coordinator.cluster import COORDINATOR_ENDED, ClusterError, Job, RefusedError
-from coordinator.cluster import local as local_module
-from coordinator.cluster.local import LocalCluster
+from coordinator.site.cluster import COORDINATOR_ENDED, ClusterError, Job, RefusedError
+from coordinator.site.cluster import local as local_module
+from coordinator.site.cluster.local import LocalCluster
 
 ROOT = Path(__file__).resolve().parents[2]
 COORDINATOR = """
 import json, os, signal, sys, time
 from pathlib import Path
-from coordinator.cluster import Job
-from coordinator.cluster.local import LocalCluster
+from coordinator.site.cluster import Job
+from coordinator.site.cluster.local import LocalCluster
 cluster = LocalCluster(Path(sys.argv[1]), slots=2, gpus=[])
 for fields in json.loads(sys.argv[2]):
     cluster.submit(Job(**{**fields, "argv": tuple(fields["argv"])}))

@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.slurm_options import slurm_options
 
-from coordinator.cluster import ClusterError, Job, LimitError, RefusedError
-from coordinator.cluster import slurm_accounts as accounts
-from coordinator.cluster import slurm_parse as text
-from coordinator.cluster import slurm_rules as rules
-from coordinator.cluster.daemon_job import daemon_job, own_options
-from coordinator.cluster.local import parse_gpus
-from coordinator.cluster.node_choice import gpus_in_words, none_usable, unusable
-from coordinator.cluster.pyslurm_queries import state_long
-from coordinator.cluster.slurm_limits import failure, setting_of
+from coordinator.site.cluster import ClusterError, Job, LimitError, RefusedError
+from coordinator.site.cluster import slurm_accounts as accounts
+from coordinator.site.cluster import slurm_parse as text
+from coordinator.site.cluster import slurm_rules as rules
+from coordinator.site.cluster.daemon_job import daemon_job, own_options
+from coordinator.site.cluster.local import parse_gpus
+from coordinator.site.cluster.node_choice import describe_unusable, gpus_in_words, none_usable
+from coordinator.site.cluster.pyslurm_queries import state_long
+from coordinator.site.cluster.slurm_limits import setting_of, submission_error
 
 RECORDED = Path(__file__).parent / "recorded"
 WORDS = json.loads((RECORDED / "words.json").read_text())
@@ -58,7 +58,7 @@ def listed_nodes():
 def in_words():
     """What is said of listed nodes, of those that take no job, and where the cluster has none."""
     every = listed_nodes() | {"that take no job": [n for n in text_nodes() if not n.usable], "none": []}
-    return {name: [unusable(n), gpus_in_words(n, 2), none_usable(n)] for name, n in every.items()}
+    return {name: [describe_unusable(n), gpus_in_words(n, 2), none_usable(n)] for name, n in every.items()}
 
 
 def text_nodes():
@@ -179,7 +179,7 @@ def phase(words):
 
 
 def ends(words):
-    error = failure(text.own_words(f"sbatch: error: {words}\n"))
+    error = submission_error(text.own_words(f"sbatch: error: {words}\n"))
     kinds = {RefusedError: "all", LimitError: "limit", ClusterError: "away"}
     return "node" if isinstance(error, RefusedError) and error.of_node else kinds[type(error)]
 

@@ -14,10 +14,10 @@ import pytest
 from dev_cluster.testing import wait_until
 from support.slurm_options import on_site, slurm_options
 
-from coordinator.cluster import ClusterError, Job, LimitError, RefusedError
-from coordinator.cluster.node_choice import in_hostlist
-from coordinator.cluster.slurm_cli import SlurmCli
-from coordinator.cluster.slurm_rules import refusing, request_taken
+from coordinator.site.cluster import ClusterError, Job, LimitError, RefusedError
+from coordinator.site.cluster.node_choice import in_hostlist
+from coordinator.site.cluster.slurm_cli import SlurmCli
+from coordinator.site.cluster.slurm_rules import refusing_partitions, request_taken
 
 pytestmark = pytest.mark.slurm
 
@@ -122,15 +122,15 @@ def test_slurm_reads_a_hostlist_as_evalspan_does(plain_cluster):
 
 RULES = """
 from pathlib import Path
-from coordinator.cluster.slurm_rules import ask_rules
-from coordinator.config.schema import Config
+from coordinator.site.cluster.slurm_rules import ask_rules
+from coordinator.site.config.schema import Config
 from coordinator.errors import OperatorError
 from coordinator.runtime import wiring
 print([p.name for p in ask_rules().partitions if p.hidden])
 for setting in ({"partition": "nope"}, {"cpu_partition": "nope"}, {"partition": "cpu"}):
     config = Config.model_validate({"work_dir": Path("."), "cluster": {"kind": "slurm", **setting}})
     try:
-        wiring.hosting(config, wiring.cluster_of(config))
+        wiring.site_hosting(config, wiring.cluster_of(config))
     except OperatorError as error:
         print(error)
 """
@@ -152,12 +152,12 @@ def test_a_partition_of_another_group_refuses_and_one_that_is_not_there_is_named
         return asking(form if "{type}" in form else form.replace("gpu:", "gpu:none:"))
 
     assert [request_taken(asking), request_taken(strict)] == ["--gres=gpu:{n}", "--gres=gpu:{type}:{n}"]
-    assert refusing(each) == {}
+    assert refusing_partitions(each) == {}
     version = plain_cluster.run_as_user(["sinfo", "--version"]).stdout.split()[1]
     plain_cluster.update("PartitionName=gpu", "AllowGroups=root")
     try:
         assert request_taken(asking) is None
-        assert refusing(each).keys() == ({"gpu"} if version < "25.11" else set())
+        assert refusing_partitions(each).keys() == ({"gpu"} if version < "25.11" else set())
         done = plain_cluster.run_as_user(
             [plain_cluster.python, "-c", RULES], cwd=plain_cluster.repo, check=True
         )

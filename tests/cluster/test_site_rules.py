@@ -10,24 +10,24 @@ from hypothesis import strategies as st
 from support.fake_cluster import FakeCluster, fake_node
 from support.simulated.parts import record
 
-from coordinator.cluster import RefusedError
-from coordinator.cluster.node_choice import choose
-from coordinator.cluster.slurm_rules import (
+from coordinator.errors import OperatorError
+from coordinator.intake.validate import check_cluster
+from coordinator.operations.doctor import collect
+from coordinator.site.cluster import RefusedError
+from coordinator.site.cluster.node_choice import apply_node_settings
+from coordinator.site.cluster.slurm_rules import (
     FEW_WORKERS,
     Hosting,
+    NodeNeeds,
     Partition,
     SiteRules,
-    Wants,
     host_reason,
     parse_partitions,
     precursor_refusal,
 )
-from coordinator.config.schema import Config, NodesConfig
-from coordinator.doctor import collect
-from coordinator.errors import OperatorError
-from coordinator.intake.validate import check_cluster
+from coordinator.site.config.schema import Config, NodesConfig
 
-WANTS = Wants(precursor_mb=512, trial_mb=1000, trial_cpus=2, trial_gpus=1)
+WANTS = NodeNeeds(precursor_mb=512, trial_mb=1000, trial_cpus=2, trial_gpus=1)
 
 
 def test_without_staging_only_whole_nodes_matter():
@@ -46,7 +46,7 @@ def test_without_staging_only_whole_nodes_matter():
     cpus=st.integers(1, 64),
     gpus=st.integers(1, 8),
     wants=st.builds(
-        Wants,
+        NodeNeeds,
         precursor_mb=st.integers(512, 100_000),
         trial_mb=st.integers(100, 8000),
         trial_cpus=st.integers(1, 16),
@@ -107,7 +107,7 @@ class Refusing(FakeCluster):
 
 DOWN = [replace(fake_node(n), usable=False, state="drained", reason="new driver") for n in ("n1", "n2")]
 OUT = Config(nodes=NodesConfig(exclude=("n1",), features=("nvlink",)))
-LEFT_OUT = [choose(fake_node(n), OUT) for n in ("n1", "n2")]
+LEFT_OUT = [apply_node_settings(fake_node(n), OUT) for n in ("n1", "n2")]
 JOBS = ("build", "stage", "trial", "metric")
 PLUG_IN = "lua: say which GPU; Batch job submission failed: Unspecified error"
 # fmt: off

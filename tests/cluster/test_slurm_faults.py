@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.slurm_options import slurm_options
 
-from coordinator.cluster import ClusterError, Job, LimitError, RefusedError
-from coordinator.cluster import slurm_parse as text
-from coordinator.cluster.pyslurm_queries import members
-from coordinator.cluster.slurm_cli import SlurmApi, SlurmCli
-from coordinator.cluster.slurm_parse import NODE_FIELDS
+from coordinator.site.cluster import ClusterError, Job, LimitError, RefusedError
+from coordinator.site.cluster import slurm_parse as text
+from coordinator.site.cluster.pyslurm_queries import array_members
+from coordinator.site.cluster.slurm_cli import SlurmApi, SlurmCli
+from coordinator.site.cluster.slurm_parse import NODE_FIELDS
 
 # the header alone of what `sinfo` is asked for
 NO_NODES = "\\037".join(NODE_FIELDS) + "\\036\\n"
@@ -236,9 +236,9 @@ def test_a_query_that_fails_is_no_news(tmp_path):
 @given(st.sets(st.integers(0, 40), min_size=1))
 def test_the_members_of_a_waiting_array_are_read_in_each_form(indexes):
     ordered = sorted(indexes)
-    assert members(None, ",".join(map(str, ordered))) == ordered
+    assert array_members(None, ",".join(map(str, ordered))) == ordered
     last = max(indexes)
-    assert members(None, f"0-{2 * last}:2") == list(range(0, 2 * last + 1, 2))
+    assert array_members(None, f"0-{2 * last}:2") == list(range(0, 2 * last + 1, 2))
 
 
 NAMES = """

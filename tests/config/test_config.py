@@ -9,15 +9,22 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from coordinator.cluster.daemon_job import slurm_time
-from coordinator.config import checks, loading, schema
-from coordinator.config import toml as toml_reader
 from coordinator.errors import OperatorError
 from coordinator.intake import from_settings, work_folder
 from coordinator.runtime import wiring
+from coordinator.site.cluster.daemon_job import slurm_time
+from coordinator.site.config import checks, loading, schema
+from coordinator.site.config import toml as toml_reader
 from evaljobs import log_lines
 from evaljobs.errors import JobError, one_line
-from evaljobs.secret_values import HIDDEN, hidden, in_command, in_text, places, scrubbed
+from evaljobs.secret_values import (
+    HIDDEN_TEXT,
+    hide_secrets,
+    in_command,
+    in_text,
+    scrub_text,
+    secret_locations,
+)
 
 ROLES = ("precursor", "trial", "metric", "build")
 
@@ -34,7 +41,7 @@ def toml(tmp_path):
 def test_no_setting_means_the_defaults(tmp_path, monkeypatch):
     """Without file, variables and options; with an absolute work folder."""
     monkeypatch.chdir(tmp_path)
-    assert loading.load(None, {}) == schema.Config(work_dir=tmp_path / "evalspan-work")
+    assert loading.load_config(None, {}) == schema.Config(work_dir=tmp_path / "evalspan-work")
 
 
 def test_the_first_file_of_the_search_counts(tmp_path, monkeypatch):
@@ -44,35 +51,35 @@ def test_the_first_file_of_the_search_counts(tmp_path, monkeypatch):
     here.mkdir()
     monkeypatch.chdir(here)
     environ = {"HOME": str(home)}
-    assert loading.find(None, environ) is None
+    assert loading.find_config_file(None, environ) is None
     for place in (home / ".config" / "evalspan.toml", here / "evalspan.toml"):
         place.touch()
-        assert loading.find(None, environ) == place
+        assert loading.find_config_file(None, environ) == place
     environ["EVALSPAN_CONFIG"] = str(home / ".config" / "evalspan.toml")
-    assert loading.find(None, environ) == home / ".config" / "evalspan.toml"
-    assert loading.find(here / "evalspan.toml", environ) == here / "evalspan.toml"
+    assert loading.find_config_file(None, environ) == home / ".config" / "evalspan.toml"
+    assert loading.find_config_file(here / "evalspan.toml", environ) == here / "evalspan.toml"
     with pytest.raises(OperatorError, match="--config"):
-        loading.find(tmp_path / "none.toml", environ)
+        loading.find_config_file(tmp_path / "none.toml", environ)
 
 
 def test_paths_in_a_file_are_relative_to_the_file(toml, monkeypatch, tmp_path):
     """A file works from any folder; paths of variables and options are relative to the current one."""
     monkeypatch.chdir(tmp_path.parent)
     path = toml('work_dir = "w"\n[watch]\nfolders = ["a", "/b", "~/c"]\n[redis]\npassword_file = "p"\n')
-    got = loading.load(path, {"EVALSPAN_WATCH_ROOTS": '["r"]'})
+    got = loading.load_config(path, {"EVALSPAN_WATCH_ROOTS": '["r"]'})
     assert (got.work_dir, got.redis.password_file) == (tmp_path / "w", tmp_path / "p")
     assert got.watch.folders == (tmp_path / "a", Path("/b"), Path.home() / "c")
     assert got.watch.roots == (tmp_path.parent / "r",)
-    assert loading.load(path, {}, {"work_dir": Path("x")}).work_dir == tmp_path.parent / "x"
+    assert loading.load_config(path, {}, {"work_dir": Path("x")}).work_dir == tmp_path.parent / "x"
     for written, meant in (("./x.toml", str(tmp_path / "x.toml")), ("core", "core")):
-        assert loading.load(toml(f'[watch]\nsuite = "{written}"\n'), {}).watch.suite == meant
+        assert loading.load_config(toml(f'[watch]\nsuite = "{written}"\n'), {}).watch.suite == meant
 
 
 def test_a_wrong_key_of_a_call_is_named():
     """As of `settings=`. Wrong files, variables and options are in the table of refusals."""
     for options, says in (({"trial.memory_mb": "x"}, "trial.memory_mb"), ({"trial.nope": 1}, "trial.nope")):
         with pytest.raises(OperatorError, match=f"^settings '{says}': "):
-            loading.load(None, {}, options)
+            loading.load_config(None, {}, options)
 
 
 LOCAL, SLURM = '[cluster]\nkind = "local"\n', '[cluster]\nkind = "slurm"\n'
@@ -118,7 +125,7 @@ MEANT = {
 def test_the_settings_in_force_are_those_of_the_youngest_place_that_names_them(toml, case):
     """No typed option is ignored."""
     text, variables, options, meant = MEANT[case]
-    got = loading.load(toml(text), {f"EVALSPAN_{name}": value for name, value in variables.items()}, options)
+    got = loading.load_config(toml(text), {f"EVALSPAN_{name}": value for name, value in variables.items()}, options)
     assert {name: attrgetter(name)(got) for name in meant} == meant
 
 
@@ -148,7 +155,7 @@ FOLLOWS = {
 def test_what_follows_from_settings_reaches_evaluations_and_the_daemon(toml, tmp_path, text):
     """Trials steal under evalspan's own policy; an engine of its own gets memory and time to load; a lease is renewed six times
     in its time, a short one as well, so that no holder takes a living coordinator for dead; own settings of these count."""
-    settings = work_folder.load(toml(text), tmp_path / "w")
+    settings = work_folder.load_settings(toml(text), tmp_path / "w")
     from_settings.check_device(settings)
     options = from_settings.run_options(settings)
     found = {"plan.steals": options.plan.steals, "engine_memory_mb": options.engine_memory_mb}
@@ -265,7 +272,7 @@ url = "rediss://me:hunter22@redis.site:6380/0"
 password_file = "redis.password"
 """
     )
-    assert "think_end_token" in loading.load(file, {}).trial.model_args
+    assert "think_end_token" in loading.load_config(file, {}).trial.model_args
 
 
 @given(st.text(), st.sampled_from(SECRETS), st.text())
@@ -274,9 +281,13 @@ def test_what_looks_like_a_secret_is_found_and_struck_out_wherever_it_stands(bef
     assert in_text(text)
     assert in_command(text)
     value = secret.partition("://me:")[2].partition("@")[0] or secret
-    assert value not in scrubbed(f" {secret} ", {})
-    assert list(places({"a": [text]})) == [("a", 0)]
-    assert hidden({"a": [text], "token": "x", "n": 1}) == {"a": [HIDDEN], "token": HIDDEN, "n": 1}
+    assert value not in scrub_text(f" {secret} ", {})
+    assert list(secret_locations({"a": [text]})) == [("a", 0)]
+    assert hide_secrets({"a": [text], "token": "x", "n": 1}) == {
+        "a": [HIDDEN_TEXT],
+        "token": HIDDEN_TEXT,
+        "n": 1,
+    }
 
 
 @settings(max_examples=40)
@@ -287,15 +298,15 @@ def test_what_looks_like_a_secret_is_found_and_struck_out_wherever_it_stands(bef
     )
 )
 def test_what_holds_no_secret_is_left_as_it_is(data):
-    assert list(places(data)) == []
-    assert hidden(data) == data
+    assert list(secret_locations(data)) == []
+    assert hide_secrets(data) == data
 
 
 def test_logs_and_outcomes_of_a_job_show_no_value_of_a_secret_variable(monkeypatch, capsys):
     """Also where a library's error quotes it, and in a traceback."""
     monkeypatch.setenv("SITE_TOKEN", "hunter2222")
     error = JobError(f"401 for https://me:pw1234567@hub with hunter2222 and {TOKEN}")
-    assert one_line(error) == f"401 for https://{HIDDEN}@hub with {HIDDEN} and {HIDDEN}"
+    assert one_line(error) == f"401 for https://{HIDDEN_TEXT}@hub with {HIDDEN_TEXT} and {HIDDEN_TEXT}"
     handler = logging.StreamHandler()
     handler.setFormatter(log_lines.ScrubbedFormatter("%(message)s"))
     try:
@@ -306,6 +317,6 @@ def test_logs_and_outcomes_of_a_job_show_no_value_of_a_secret_variable(monkeypat
         logger.exception("asked with %s", "hunter2222")
         logger.removeHandler(handler)
     shown = capsys.readouterr().err
-    assert f"asked with {HIDDEN}" in shown
+    assert f"asked with {HIDDEN_TEXT}" in shown
     assert "Traceback" in shown
     assert not any(secret in shown for secret in ("hunter2222", TOKEN, "pw1234567"))

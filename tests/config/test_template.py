@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from coordinator.cli import app
-from coordinator.cluster import NodeState
-from coordinator.cluster.daemon_job import probe_of
-from coordinator.config import loading, schema
-from coordinator.config.site_presets import site_preset, site_presets
-from coordinator.config.template import default_text
 from coordinator.errors import OperatorError
+from coordinator.interface.cli import app
+from coordinator.site.cluster import NodeState
+from coordinator.site.cluster.daemon_job import probe_of
+from coordinator.site.config import loading, schema
+from coordinator.site.config.site_presets import site_preset, site_presets
+from coordinator.site.config.template import default_text
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = {".".join(location) for location, _ in schema.settings()}
+NAMES = {".".join(location) for location, _ in schema.all_settings()}
 TABLES = {name.rpartition(".")[0] for name in NAMES} - {""}
 
 
@@ -24,7 +24,7 @@ def loaded(folder, chosen):
     """The settings of the file that `init` writes."""
     file = folder / "evalspan.toml"
     file.write_text(default_text("a site", chosen))
-    return loading.load(file, {})
+    return loading.load_config(file, {})
 
 
 def test_the_written_file_changes_nothing_and_is_the_whole_reference(tmp_path):
@@ -34,7 +34,7 @@ def test_the_written_file_changes_nothing_and_is_the_whole_reference(tmp_path):
     )
     bare = re.sub(r"(?m)^# (?=[a-z_]+ = )", "", default_text("", {}))
     (tmp_path / "bare.toml").write_text(bare)
-    whole = loading.load(tmp_path / "bare.toml", {}).model_dump(mode="json")
+    whole = loading.load_config(tmp_path / "bare.toml", {}).model_dump(mode="json")
     written, table = [], ""
     for line in bare.splitlines():
         table = line.strip("[]") if line.startswith("[") else table
@@ -42,7 +42,7 @@ def test_the_written_file_changes_nothing_and_is_the_whole_reference(tmp_path):
             written.append(f"{table}.{found[1]}".lstrip("."))
     assert sorted(written) == sorted(NAMES)
     default = schema.Config(work_dir=tmp_path / "evalspan-work").model_dump(mode="json")
-    for location, field in schema.settings():
+    for location, field in schema.all_settings():
         shown, meant = _value(whole, location), _value(default, location)
         assert (shown == meant) is not bool(field.examples), location
 
@@ -129,7 +129,7 @@ def test_each_setting_that_a_message_or_a_page_names_is_there():
             if name not in NAMES and name not in TABLES and key not in PROSE:
                 wrong.append(f"{place}: [{table}] {key}")
     assert wrong == []
-    assert set(loading.OPTIONS) <= NAMES
+    assert set(loading.OPTION_OF_SETTING) <= NAMES
 
 
 @pytest.mark.parametrize("name", site_presets())
@@ -139,7 +139,7 @@ def test_a_preset_of_a_site_makes_a_file_that_loads_and_names_its_source(name, t
     preset, file = site_preset(name), tmp_path / "evalspan.toml"
     done = CliRunner().invoke(app, ["init", str(file), "--site", name])
     assert done.exit_code == 0, done.output
-    written = loading.load(file, {})
+    written = loading.load_config(file, {})
     assert written.cluster.kind == "slurm"
     for setting, value in preset.settings.items():
         found = written.model_dump(mode="json")
@@ -155,7 +155,7 @@ def test_a_preset_of_a_site_makes_a_file_that_loads_and_names_its_source(name, t
     assert name in CliRunner().invoke(app, ["init", "-h"]).output, "the help names each site"
     again = CliRunner().invoke(app, ["init", str(file), "--site", name, "--force", "--account", "mine"])
     assert "charged to an account" not in again.output
-    assert loading.load(file, {}).cluster.account == "mine"
+    assert loading.load_config(file, {}).cluster.account == "mine"
 
 
 def test_a_site_without_a_preset_is_refused_with_those_that_there_are(tmp_path):

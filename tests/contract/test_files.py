@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evaljobs.__main__ import run
+from evaljobs.__main__ import run_verb
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import ShardResponses
 from evaljobs.contract.storage import FrameError, FrameWriter, read_frame, read_frames, write_atomic
@@ -107,7 +107,7 @@ def test_a_spec_that_cannot_be_read_ends_its_job_with_one_line(tmp_path, content
     place = tmp_path / "spec.json"
     if content is not None:
         place.write_bytes(content)
-    assert run(place, "trial") == 2
+    assert run_verb(place, "trial") == 2
     (line,) = caplog.messages
     assert str(place) in line
     assert "\n" not in line

@@ -12,13 +12,13 @@ from support.endpoint import serving
 from support.trainings import leave
 from typer.testing import CliRunner
 
-from coordinator.cli import app
-from coordinator.cluster.past_jobs import look_up
-from coordinator.diagnosis.rules import MOST_TOKENS, Proposal, accept, reduced
-from coordinator.diagnosis.verdict import SURE
 from coordinator.errors import OperatorError
-from coordinator.report.load_series import read_document
+from coordinator.interface.cli import app
+from coordinator.results.report.load_series import read_document
 from coordinator.runtime.summary import failed_job
+from coordinator.site.cluster.past_jobs import look_up
+from coordinator.site.diagnosis.diagnose import CERTAIN_STATES
+from coordinator.site.diagnosis.rules import MOST_TOKENS, Proposal, accept_table, reduce_log
 from evaljobs.contract.outcomes import Failed
 
 FIELDS = ["reason", "owner", "recoverable", "line", "line_number", "advice"]
@@ -89,19 +89,19 @@ ROW = "{raw}|{id}|name|{state}|1:0|n1|/w|sbatch {options}|ada\n"
 def test_a_job_is_found_in_the_queue_or_in_accounting(
     shown: str, listed: str, state: str, logs: tuple[str, ...]
 ) -> None:
-    job = look_up("7", lambda argv: shown if argv[0] == "scontrol" else listed, SURE)
+    job = look_up("7", lambda argv: shown if argv[0] == "scontrol" else listed, CERTAIN_STATES)
     assert job is not None
     assert (job.state, job.logs) == (state, logs)
 
 
 def test_a_job_that_nobody_knows_is_none() -> None:
-    assert look_up("7", lambda _argv: "", SURE) is None
+    assert look_up("7", lambda _argv: "", CERTAIN_STATES) is None
 
 
 @pytest.fixture
 def rules_of_the_package() -> Iterator[None]:
     yield
-    accept("")
+    accept_table("")
 
 
 def test_a_rule_that_a_person_accepted_counts_before_those_of_the_package(
@@ -121,7 +121,9 @@ def test_a_rule_that_a_person_accepted_counts_before_those_of_the_package(
 
 
 def test_a_reduced_log_is_bounded() -> None:
-    lines = reduced([f"fatal: part {n} of the lattice failed" for n in range(40)], ["word " * 99] * 400, {})
+    lines = reduce_log(
+        [f"fatal: part {n} of the lattice failed" for n in range(40)], ["word " * 99] * 400, {}
+    )
     assert 40 < len(lines) < 80
     assert sum(map(len, lines)) <= 5 * MOST_TOKENS
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from diagnosis.launchers import LAUNCHERS
 
-from coordinator.diagnosis.verdict import Diagnosis, diagnose
+from coordinator.site.diagnosis.diagnose import Diagnosis, diagnose
 
 ROWS = list(csv.DictReader(Path(__file__).with_name("labelled.csv").open()))
 BANNER = """\

@@ -1,4 +1,4 @@
-"""Laws of `coordinator.diagnosis`: the failure that began it, within bounded memory, and never a wrong reason."""
+"""Laws of `coordinator.site.diagnosis`: the failure that began it, within bounded memory, and never a wrong reason."""
 
 import csv
 import json
@@ -8,10 +8,10 @@ from typing import get_args
 
 import pytest
 
-from coordinator.diagnosis.log import _TELLS
-from coordinator.diagnosis.reader import MOST_LINE, blocks
-from coordinator.diagnosis.rules import Owner, find, table
-from coordinator.diagnosis.verdict import diagnose, of_text
+from coordinator.site.diagnosis.diagnose import diagnose, diagnose_text
+from coordinator.site.diagnosis.log import _TELLS
+from coordinator.site.diagnosis.reader import MOST_LINE, line_blocks
+from coordinator.site.diagnosis.rules import Owner, find_rule, rule_table
 
 NAMES = """\
 NVLinkError CUDAError NodeFailure ECCError NetworkError ConnectionError S3StorageError NCCLTimeoutError NCCLRemoteError
@@ -36,23 +36,23 @@ def raised(error, *, rank="", file="train.py", text="    f()"):
     )
 
 
-@pytest.mark.parametrize("rule", table().rules, ids=lambda rule: rule.example[:40])
+@pytest.mark.parametrize("rule", rule_table().rules, ids=lambda rule: rule.example[:40])
 def test_each_rule_finds_its_example(rule):
-    assert find(rule.example) is rule
+    assert find_rule(rule.example) is rule
     assert any(told in rule.example.encode().lower() for told in _TELLS)
     assert rule.source
     assert rule.owner in get_args(Owner)
 
 
 def test_reasons_have_the_names_of_the_paper():
-    assert sorted(table().reasons) == sorted(NAMES.split())
+    assert sorted(rule_table().reasons) == sorted(NAMES.split())
 
 
 @pytest.mark.parametrize("half", "123")
 def test_nine_of_ten_labelled_templates_get_their_reason_and_nineteen_of_twenty_their_owner(half):
     """Of templates whose misses became rules: docs/decisions.md and docs/benchmarks.md have what was right before."""
     rows = [row for row in LABELLED if row["half"] == half]
-    said = [of_text(row["text"].replace("\\n", "\n")) for row in rows]
+    said = [diagnose_text(row["text"].replace("\\n", "\n")) for row in rows]
     right = sum((one.reason or "") == row["reason"] for one, row in zip(said, rows, strict=True))
     owners = sum(one.owner == row["owner"] for one, row in zip(said, rows, strict=True))
     assert right >= 0.9 * len(rows)
@@ -72,7 +72,7 @@ def test_what_was_right_of_the_third_part_at_first_stays_on_record():
 def test_an_error_of_a_user_is_never_charged_to_a_node():
     rows = [row for row in LABELLED if row["owner"] == "user"]
     assert len(rows) >= 50
-    assert {of_text(row["text"].replace("\\n", "\n")).owner for row in rows}.isdisjoint(
+    assert {diagnose_text(row["text"].replace("\\n", "\n")).owner for row in rows}.isdisjoint(
         {"node", "site", "network"}
     )
 
@@ -187,7 +187,7 @@ def test_of_equal_failures_in_logs_of_several_ranks_the_earliest_by_time_counts(
 
 @pytest.mark.parametrize("file", ["/etc/passwd", str(Path(__file__).parents[2] / "README.md")])
 def test_a_file_that_is_no_log_is_said_to_be_none(file):
-    found = of_text(Path(file).read_text())
+    found = diagnose_text(Path(file).read_text())
     assert found.reason is None
     assert "no log of a job" in found.advice
 
@@ -195,7 +195,7 @@ def test_a_file_that_is_no_log_is_said_to_be_none(file):
 def test_typical_ends_of_trainings_and_evaluations_get_reason_and_owner():
     """Written in the formats of Python's packages, launchers, Slurm and the kernel."""
     rows = list(csv.DictReader(Path(__file__).with_name("typical.csv").open()))
-    said = [of_text(row["text"], state="" if row["reason"] == "Healthy" else "FAILED") for row in rows]
+    said = [diagnose_text(row["text"], state="" if row["reason"] == "Healthy" else "FAILED") for row in rows]
     wrong = [
         (row, one)
         for row, one in zip(rows, said, strict=True)
@@ -207,9 +207,11 @@ def test_typical_ends_of_trainings_and_evaluations_get_reason_and_owner():
 
 def test_evalspan_owns_what_its_own_code_raises():
     ours = "/site-packages/evaljobs/trial/trial.py"
-    assert of_text(raised("KeyError: 3", file=ours)).owner == "evalspan"
-    assert of_text(raised("KeyError: 3", file="/site-packages/evaljobs/suites/x/utils.py")).owner == "user"
-    assert of_text(raised("frob.LatticeBroken: at 3")).owner == "user"
+    assert diagnose_text(raised("KeyError: 3", file=ours)).owner == "evalspan"
+    assert (
+        diagnose_text(raised("KeyError: 3", file="/site-packages/evaljobs/suites/x/utils.py")).owner == "user"
+    )
+    assert diagnose_text(raised("frob.LatticeBroken: at 3")).owner == "user"
 
 
 def test_an_unknown_failure_has_its_five_most_telling_lines():
@@ -226,8 +228,8 @@ def test_an_unknown_failure_has_its_five_most_telling_lines():
 def test_a_line_without_end_is_bounded():
     """Of any number of bytes only MOST_LINE are kept, the end of the line among them."""
     chunks = [b"x" * (1 << 20)] * 40 + [b" OSError: [Errno 28] No space left on device"]
-    assert all(len(block) <= 3 * (1 << 20) for block, _ in blocks(iter(chunks)))
-    *_, (last, _) = blocks(iter(chunks))
+    assert all(len(block) <= 3 * (1 << 20) for block, _ in line_blocks(iter(chunks)))
+    *_, (last, _) = line_blocks(iter(chunks))
     assert len(last) <= MOST_LINE + (1 << 20)
     assert diagnose({"log": iter(chunks)}).diagnosis.reason == "DiskFull"
 
@@ -281,5 +283,5 @@ def test_a_dump_runs_no_code_of_its_own(tmp_path):
 def test_a_log_that_says_that_weights_are_random_is_not_healthy():
     """Of an evaluation that ended by itself; a training that made steps from there has survived it."""
     notes = "LlamaForCausalLM LOAD REPORT from: /ckpt\n| Key | Status |\n- MISSING:\tthose params were newly initialized because missing from the checkpoint.\n"
-    assert of_text(notes + "INFO trial ended: drained after 3 shards\n").reason == "ModelLoadingError"
-    assert of_text(notes + STEPS).reason == "Healthy"
+    assert diagnose_text(notes + "INFO trial ended: drained after 3 shards\n").reason == "ModelLoadingError"
+    assert diagnose_text(notes + STEPS).reason == "Healthy"

@@ -21,12 +21,12 @@ import typer
 from docs_lib.reference import FOLDER, stale
 from docs_lib.reference import PAGES as REFERENCE
 
-from coordinator.cli import GROUPS, MORE, app
-from coordinator.cli.lm_eval_flags import LmEvalCommand
-from coordinator.config.schema import Config, settings
-from coordinator.config.template import text_of
 from coordinator.errors import ExitCode
-from coordinator.monitor.metrics import Metrics
+from coordinator.interface.cli import COMMAND_EXIT_CODES, GROUPS, app
+from coordinator.interface.cli.lm_eval_flags import LmEvalCommand
+from coordinator.operations.monitor.metrics import Metrics
+from coordinator.site.config.schema import Config, all_settings
+from coordinator.site.config.template import text_of
 from evaljobs.contract.specs import TaskEntry
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -250,9 +250,8 @@ def test_the_table_of_rooms_is_that_of_the_folders() -> None:
                 named += [place] * place.is_dir()
                 assert place.exists(), place
                 assert all((place / file).exists() for file in NAME.findall(start)), (place, start)
-    there = [
-        init.parent for house in ("coordinator", "evaljobs") for init in (ROOT / house).glob("*/__init__.py")
-    ]
+    levels = (("coordinator", "*/"), ("coordinator", "*/*/"), ("evaljobs", "*/"))
+    there = [init.parent for house, level in levels for init in (ROOT / house).glob(level + "__init__.py")]
     assert sorted(named) == sorted(there)
 
 
@@ -293,7 +292,7 @@ def test_each_row_says_what_it_means_and_no_code_in_it_has_a_bar(name: str) -> N
 
 
 def test_each_setting_command_and_option_has_a_text() -> None:
-    assert [location for location, _ in settings() if not text_of(location)] == []
+    assert [location for location, _ in all_settings() if not text_of(location)] == []
     silent = []
     for name, command in typer.main.get_command(app).commands.items():
         for each in (command, *getattr(command, "commands", {}).values()):
@@ -312,11 +311,11 @@ def test_each_command_ends_with_a_code_of_the_table() -> None:
                     f"{file}:{node.lineno}" for x in node.args if isinstance(x, ast.Constant) and x.value
                 ]
     assert bare == []
-    assert set(MORE) <= {name for names in GROUPS.values() for name in names}
+    assert set(COMMAND_EXIT_CODES) <= {name for names in GROUPS.values() for name in names}
     table = {row[0]: set(re.findall(r"`([\w-]+)`", row[3])) for row in rows(section(CODES, "Exit codes"))[1:]}
     assert list(table) == [str(int(code)) for code in ExitCode]
     for code in ExitCode:
-        of = {name for name, more in MORE.items() if code in more}
+        of = {name for name, more in COMMAND_EXIT_CODES.items() if code in more}
         assert table[str(int(code))] in (of, set()), code
     texts = [
         f.read_text()

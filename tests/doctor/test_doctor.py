@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from dev_cluster.testing import srun, unfinished, wait_until
 
-from coordinator.config.schema import Config
-from coordinator.doctor import collect, findings, shared_storage
-from coordinator.doctor.facts import Facts
+from coordinator.decide.evaluation.job_specs import Site
 from coordinator.errors import OperatorError
-from coordinator.evaluation.job_specs import Site
+from coordinator.operations.doctor import collect, findings, shared_storage
+from coordinator.operations.doctor.facts import Facts
+from coordinator.site.config.schema import Config
 from evaljobs.staging.capacity import MEMORY_FS, fs_type
 
 
@@ -99,7 +99,7 @@ def test_the_trial_interpreter_must_import_its_engine(engine, tmp_path):
     config = Config.model_validate({"trial": {"engine": engine}})
     facts = Facts(config=config, python="", work_fs="", work_free=0)
     collect.ask_interpreter(facts, site)
-    finding = {f.what: f for f in findings.judge(facts)}["trial interpreter"]
+    finding = {f.what: f for f in findings.judge_site(facts)}["trial interpreter"]
     assert finding.status == ("ok" if engine == "hf" else "fail"), finding
     assert ("libvllm_that_is_missing" in finding.found) == (engine == "vllm")
 
@@ -124,7 +124,7 @@ HERE = {"127.0.0.1 127.0.0.2 ::1": True, "login login": True, "login 10.0.0.7": 
 def test_own_is_memory_and_what_each_machine_has():
     """Node memory anywhere, temporary folders on a local disk. Nodes are here only where each one's address is."""
     assert {place: shared_storage.is_own(Path(place[0]), place[1]) for place in OWN} == OWN
-    assert {names: shared_storage.all_here(names.split(), "login.cluster") for names in HERE} == HERE
+    assert {names: shared_storage.are_all_here(names.split(), "login.cluster") for names in HERE} == HERE
 
 
 def test_a_folder_that_nodes_cannot_see_is_refused_by_its_path(tmp_path, monkeypatch):

@@ -8,18 +8,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_cluster import FakeCluster, fake_node
 
-from coordinator.cli.doctor import show
-from coordinator.cluster.node_choice import choose
-from coordinator.cluster.slurm_accounts import ACCOUNT_FORMAT, QOS_FORMAT, USER_FORMAT, Accounting, parse_rows
-from coordinator.cluster.slurm_limits import Limit
-from coordinator.cluster.slurm_parse import parse_reservations
-from coordinator.cluster.slurm_rules import PRECURSOR, Partition, SiteRules
-from coordinator.config.schema import Config, NodesConfig
-from coordinator.doctor import collect, findings
-from coordinator.doctor.facts import Checkup, Facts, Finding
-from coordinator.doctor.limit_findings import case_of, judge_limit
-from coordinator.doctor.node_jobs import NodeJob, Target
+from coordinator.interface.cli.doctor import show_findings
+from coordinator.operations.doctor import collect, findings
+from coordinator.operations.doctor.facts import Checkup, Facts, Finding
+from coordinator.operations.doctor.limit_findings import case_of, judge_limit
+from coordinator.operations.doctor.node_jobs import NodeJob, Target
 from coordinator.runtime import wiring
+from coordinator.site.cluster.node_choice import apply_node_settings
+from coordinator.site.cluster.slurm_accounts import (
+    ACCOUNT_FORMAT,
+    QOS_FORMAT,
+    USER_FORMAT,
+    Accounting,
+    parse_rows,
+)
+from coordinator.site.cluster.slurm_limits import Limit
+from coordinator.site.cluster.slurm_parse import parse_reservations
+from coordinator.site.cluster.slurm_rules import SAMPLE_PRECURSOR, Partition, SiteRules
+from coordinator.site.config.schema import Config, NodesConfig
 
 LANES = 8
 STAGED = {"fs": "tmpfs", "rung": "shm", "size": 8 << 30, "free": 8 << 30, "write_rate": 5e9, "read_rate": 9e9}
@@ -77,7 +83,7 @@ def site(settings=None, **facts):
         "work_fs": "nfs4",
         "rules": rules(),
         "options": wiring.slurm_options(config),
-        "jobs": collect.samples(config, [fake_node("n0")]),
+        "jobs": collect.sample_jobs(config, [fake_node("n0")]),
         "gpu_nodes": [fake_node(f"n{i}", gpus=LANES) for i in range(4)],
         "user": "me",
     }
@@ -90,7 +96,7 @@ def answer(*, shared=True, trouble="", refused=False, **record):
     target = Target(node="n1", cluster=FakeCluster(fleet=()), sandbox=False)
     return NodeJob(
         target=target,
-        job=PRECURSOR,
+        job=SAMPLE_PRECURSOR,
         out=Path(),
         record=facts,
         shared=shared,
@@ -123,7 +129,7 @@ SGLANG = Config.model_validate({"trial": {"engine": "sglang"}})
 LOST, BUSY = answer(trouble="left no answer"), answer(trouble="no answer within 60 s")
 REFUSED = answer(trouble="its job is FAILED", refused=True)
 DRAINED = replace(fake_node("n1"), usable=False, state="drained", reason="new driver")
-EXCLUDED = choose(fake_node("n1"), Config(nodes=NodesConfig(exclude=("n1",))))
+EXCLUDED = apply_node_settings(fake_node("n1"), Config(nodes=NodesConfig(exclude=("n1",))))
 ASLEEP = replace(fake_node("n1"), state="idle~", usable=False)
 SMALL, LARGE = fake_node("n1", memory_mb=2000), fake_node("n2", memory_mb=64000)
 CUT, NO_ACCOUNT = accounting(wall="30:00"), "Invalid account or account/partition combination"
@@ -229,8 +235,8 @@ HOSTS, FORBID = ({"stage": {"host_trials": value}} for value in (True, False))
 )  # fmt: skip
 def test_a_fact_is_found_with_its_reason_and_what_to_do(facts, what, status, says):
     """ "": nothing is said of it. Nothing else of an ordinary site is more than ok."""
-    assert {f.status for f in findings.judge(local())} == {"ok"}
-    found = {f.what: f for f in findings.judge(facts)}.get(what)
+    assert {f.status for f in findings.judge_site(local())} == {"ok"}
+    found = {f.what: f for f in findings.judge_site(facts)}.get(what)
     assert (found.status if found else "") == status
     assert not found or says in f"{found.found} -> {found.todo}"
     assert not found or found.todo or status == "ok"
@@ -300,7 +306,7 @@ def test_settings_that_a_finding_names_end_its_warning(name, most, hosting):
 def test_one_cause_is_one_line():
     """A site that demands an account refuses all kinds of jobs by the same words: the accounts are named once."""
     kinds = dict.fromkeys(("build", "trial", "metric"), ("fail", "refused: name your account", True))
-    found = findings.judge(site(accounting=accounting(), job_kinds=kinds))
+    found = findings.judge_site(site(accounting=accounting(), job_kinds=kinds))
     (line,) = [f for f in found if f.found.startswith("refused")]
     assert line.what == "build jobs, trial jobs, metric jobs"
     assert line.todo == "[cluster] account is not set; your accounts: lab"
@@ -310,7 +316,7 @@ def test_the_table_names_a_node_whole(capsys):
     """Names of 60 characters that differ at their end."""
     names = [f"gpu-node-of-the-very-long-named-cluster-in-building-12-n{i:04d}" for i in (1, 2)]
     found = tuple(Finding(what=f"{name} (gpu) memory", status="ok", found="shared by jobs") for name in names)
-    show(Checkup(cluster="slurm", findings=found), Path("work"))
+    show_findings(Checkup(cluster="slurm", findings=found), Path("work"))
     told = capsys.readouterr().out
     cells = "".join(told.replace("shared by jobs", "").split())
     assert all(name in cells for name in names), told

@@ -9,15 +9,21 @@ from support.fake_cluster import fake_node
 from support.loops import another
 from support.simulated.parts import record
 
-from coordinator.allocation import demand
-from coordinator.allocation.allocate import Candidate, Demand, Held, Limits, choose_prefetches
-from coordinator.cluster import Job
-from coordinator.evaluation import events as ev
-from coordinator.evaluation import step as machine
-from coordinator.evaluation.state import JobInfo, NodeUse
+from coordinator.decide.allocation import demand
+from coordinator.decide.allocation.allocate import (
+    Candidate,
+    Demand,
+    HeldCheckpoints,
+    Limits,
+    choose_prefetches,
+)
+from coordinator.decide.evaluation import events as ev
+from coordinator.decide.evaluation import step as machine
+from coordinator.decide.evaluation.state import JobInfo, NodeUse
+from coordinator.site.cluster import Job
 from evaljobs.contract.outcomes import Failed
-from evaljobs.staging.capacity import room
-from evaljobs.staging.precursor import MARGIN
+from evaljobs.staging.capacity import measure_room
+from evaljobs.staging.precursor import FREE_MARGIN_BYTES
 
 NAMES = [f"n{i}" for i in range(4)]
 DIGESTS = st.sampled_from("abc")
@@ -42,7 +48,7 @@ candidate = st.builds(
 )
 waiting_ones = st.lists(candidate, max_size=4, unique_by=lambda c: c.demand.evaluation_id)
 held_there = st.dictionaries(
-    st.sampled_from(NAMES), st.builds(Held, inferring=st.sets(DIGESTS), ahead=st.sets(DIGESTS))
+    st.sampled_from(NAMES), st.builds(HeldCheckpoints, inferring=st.sets(DIGESTS), ahead=st.sets(DIGESTS))
 )
 
 
@@ -71,8 +77,8 @@ def test_only_the_next_checkpoint_is_staged_ahead_and_within_its_share(there, wa
 def test_the_precursor_itself_keeps_to_its_share_of_the_node(world, fits):
     """It stages where its bytes are within the share of what is free there; else it says so, fails, and leaves nothing."""
     checkpoint = world.checkpoint()
-    free = room(world.root).free
-    share = 1.0 if fits else (checkpoint.bytes + MARGIN) / free / 2
+    free = measure_room(world.root).free
+    share = 1.0 if fits else (checkpoint.bytes + FREE_MARGIN_BYTES) / free / 2
     spec = world.spec(checkpoint, share=share)
     process = world.start(spec)
     if fits:
@@ -101,7 +107,7 @@ def test_weights_that_wait_leave_their_memory_to_who_has_the_gpus(free, wanted, 
 
     def holding(number, memory_mb, priority, *, lanes, member):
         rec = another(record(), number).model_copy(update={"priority": priority})
-        state, _ = machine.start(ev.Accepted(at=0.0, record=rec))
+        state, _ = machine.start_evaluation(ev.Accepted(at=0.0, record=rec))
         job = Job(name="stage", argv=("x",), log="x", node="n1", memory_mb=memory_mb, purpose="stage")
         state.jobs.by_name["stage"] = JobInfo(
             job=job, members={0: member}, phase="submitted", changed_at=100.0
@@ -115,7 +121,7 @@ def test_weights_that_wait_leave_their_memory_to_who_has_the_gpus(free, wanted, 
         for i, (mb, p, there) in enumerate(others)
     ]
     node = dataclasses.replace(fake_node("n1", memory_mb=1000), memory_free_mb=free)
-    gone = demand.in_the_way([owner, *waiting], [node], 100.0 + waited)
+    gone = demand.nodes_in_the_way([owner, *waiting], [node], 100.0 + waited)
     waiting = [s for s, (_, _, there) in zip(waiting, others, strict=True) if there]
     held = {s.evaluation_id: s.jobs.by_name["stage"].job.memory_mb for s in waiting}
     room = free + sum(held[name] for name, _ in gone)

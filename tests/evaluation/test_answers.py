@@ -16,11 +16,11 @@ from support.written import framed, head_of
 
 from coordinator.base.clock import Throttle
 from coordinator.base.listing import Listing
-from coordinator.evaluation import actions as do
-from coordinator.evaluation import events as ev
-from coordinator.evaluation import job_specs, shards
-from coordinator.evaluation import step as machine
-from coordinator.evaluation.records import cut_of
+from coordinator.decide.evaluation import actions as do
+from coordinator.decide.evaluation import events as ev
+from coordinator.decide.evaluation import job_specs, shards
+from coordinator.decide.evaluation import step as machine
+from coordinator.decide.evaluation.records import cut_of
 from coordinator.runtime.runner import Running
 from evaljobs.contract.names import Cut, ShardId
 from evaljobs.contract.outcomes import Failed, Probed, ShardResponses
@@ -153,7 +153,7 @@ def test_a_shard_whose_records_are_never_answers_fails_its_task_with_the_reason(
         assert (world.entry.status == "failed") is (run == 2)
         if run < 2:
             assert shard.frame is None
-            shards.dumped(world.state, ev.ShardsDumped(at=world.now, shards=((world.shard, whole),)))
+            shards.shards_dumped(world.state, ev.ShardsDumped(at=world.now, shards=((world.shard, whole),)))
     assert "was run 3 times and left no record that can be read; the last: x.frames" in world.entry.error
 
 
@@ -250,7 +250,7 @@ def test_a_cut_says_what_decides_the_batches(mode, own, size, budget):
 def test_auto_settles_the_token_budget_with_the_batch_size():
     """Requests are built first; the probe's outcome says both, and the batches of that cut are built then."""
     suite = {"mode": "fast", "token_budget": "auto", "batch_size": "auto"}
-    state, _ = machine.start(ev.Accepted(at=0.0, record=record(1, suite=suite)))
+    state, _ = machine.start_evaluation(ev.Accepted(at=0.0, record=record(1, suite=suite)))
     found = ev.RequestSetsFound(at=1.0, sets={0: {"t0": "/s/t0"}}, folders={0: "/s"}, batch_size="auto")
     machine.step(state, SITE, [found])
     assert (state.entries[0].status, state.cut_of(state.entries[0])) == ("built", "")

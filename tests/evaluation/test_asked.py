@@ -9,25 +9,25 @@ from support.fake_cluster import fake_node
 from support.simulated.parts import SITE, Faults, ended, limited, record
 from support.simulated.world import World
 
-from coordinator.allocation.allocate import Demand, Limits, allocate
-from coordinator.cluster.daemon_job import slurm_time
-from coordinator.evaluation import events as ev
-from coordinator.evaluation import step as machine
-from coordinator.evaluation.footprint import (
+from coordinator.decide.allocation.allocate import Demand, Limits, allocate
+from coordinator.decide.evaluation import events as ev
+from coordinator.decide.evaluation import step as machine
+from coordinator.decide.evaluation.footprint import (
     BASE_MEMORY_MB,
     GB,
     SHORTEST_LIMIT_SECONDS,
     GpuNeed,
-    asked,
+    job_resources,
     loaded_bytes,
     precursor_memory_mb,
     trial_limit_seconds,
     trial_memory_mb,
 )
-from coordinator.evaluation.job_ends import MAX_DEATHS
-from coordinator.evaluation.job_specs import worker_job
-from coordinator.evaluation.records import JobName, evaluation_id
-from coordinator.evaluation.state import NodeUse, Tries
+from coordinator.decide.evaluation.job_ends import MAX_DEATHS
+from coordinator.decide.evaluation.job_specs import worker_job
+from coordinator.decide.evaluation.records import JobName, evaluation_id
+from coordinator.decide.evaluation.state import NodeUse, Tries
+from coordinator.site.cluster.daemon_job import slurm_time
 from evaljobs.contract.engine_traits import PLANNED_BATCH
 from evaljobs.contract.names import LaneId, ShardId
 from evaljobs.contract.specs import CheckpointFile, ModelOptions, Weights
@@ -143,8 +143,8 @@ def test_memory_that_jobs_ask_for_follows_the_weights_and_a_setting_stands(store
     own = (stored if device else min(largest, stored)) * (2 if wide else 1)
     assert 0 <= trial_memory_mb(plain) - BASE_MEMORY_MB - own // (1 << 20) <= 1
     assert precursor_memory_mb(plain) << 20 > stored
-    assert asked("build", plain.options)["memory_mb"] == BASE_MEMORY_MB
-    assert trial_memory_mb(kept) == asked("build", kept.options)["memory_mb"] == 123
+    assert job_resources("build", plain.options)["memory_mb"] == BASE_MEMORY_MB
+    assert trial_memory_mb(kept) == job_resources("build", kept.options)["memory_mb"] == 123
 
 
 # --- engines and secrets -----------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ def with_engine(engine, batch_size, **options):
 )
 def test_auto_starts_no_trial_to_probe_an_engine_that_chooses_its_batches(engine, given, begins_with):
     """Its requests are planned in batches of a fixed size, from the start on."""
-    state, _ = machine.start(ev.Accepted(at=0.0, record=with_engine(engine, given)))
+    state, _ = machine.start_evaluation(ev.Accepted(at=0.0, record=with_engine(engine, given)))
     assert state.batch_size == begins_with
 
 
@@ -180,7 +180,9 @@ def test_trials_ask_for_their_engines_memory_and_other_jobs_do_not():
 
 def limit_of(work, load, lanes, most, attempt=0):
     """Seconds that a trial asks for."""
-    state, _ = machine.start(ev.Accepted(at=0.0, record=record(trial={"time_limit": slurm_time(most)})))
+    state, _ = machine.start_evaluation(
+        ev.Accepted(at=0.0, record=record(trial={"time_limit": slurm_time(most)}))
+    )
     state.plan.work_seconds_95, state.plan.load_seconds_95 = work, load
     state.nodes.by_name = {"n1": NodeUse(name="n1", lanes=lanes, status="ready")}
     state.trials.on_lane = {"n1/0": attempt}

@@ -4,10 +4,10 @@ import pytest
 from support.simulated.parts import record
 from support.simulated.world import World
 
-from coordinator.cluster import JobState
-from coordinator.diagnosis.verdict import of_text
-from coordinator.evaluation import events as ev
+from coordinator.decide.evaluation import events as ev
 from coordinator.runtime import detect
+from coordinator.site.cluster import JobState
+from coordinator.site.diagnosis.diagnose import diagnose_text
 from evaljobs.contract.outcomes import Failed
 
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
@@ -33,7 +33,7 @@ def test_a_death_counts_against_what_its_diagnosis_says(said, word, node, shard)
     state = world.state
     name, held = next((trial, s) for s, trial in world.claims.items() if trial in state.trials.live)
     info = state.jobs.by_name[state.trials.live[name].job]
-    cause = of_text(said, state=word)
+    cause = diagnose_text(said, state=word)
     world.tell(
         ev.JobEnded,
         job=info.job.name,
@@ -72,7 +72,7 @@ def test_an_error_that_comes_again_fails_its_task_without_a_third_trial(said, bl
         trial = world.claims[shard]
         error = said.format(number)
         failed = Failed(name=trial, job="trial", blame=blame, error=error, shard=shard)
-        world.tell(ev.OutcomeSeen, outcome=failed, cause=of_text(error, state="FAILED"))
+        world.tell(ev.OutcomeSeen, outcome=failed, cause=diagnose_text(error, state="FAILED"))
     assert all(said.format(deaths) in state.entries[index].error for index in leaf.entries)
 
 
@@ -87,7 +87,7 @@ def test_of_many_deaths_at_once_those_behind_the_first_may_wait_for_the_next_lis
     ]
     for enough, most in (((lambda: True), 1), ((lambda: False), len(ends))):
         told = detect.with_causes(
-            world.state, ends, world.listing(), {}, began=lambda *_: True, cause=lambda *_: of_text(ECC), enough=enough
+            world.state, ends, world.listing(), {}, began=lambda *_: True, cause=lambda *_: diagnose_text(ECC), enough=enough
         )  # fmt: skip
         assert len(told) == most
         assert all(event.cause.reason == "ECCError" for event in told)
@@ -103,6 +103,6 @@ def test_a_node_where_workers_reach_no_redis_gets_none_of_the_next(word, avoided
     row = JobState(job_id="7", name=job, index=0, phase="ended", state=word, node="c9")
     ends = [ev.JobEnded(at=world.now, job=job, index=0, state=word)]
     (told,) = detect.with_causes(
-        world.state, ends, [row], {}, began=lambda *_: True, cause=lambda *_: of_text(ECC)
+        world.state, ends, [row], {}, began=lambda *_: True, cause=lambda *_: diagnose_text(ECC)
     )
     assert bool(told.unlaunched) == avoided

@@ -5,7 +5,7 @@ from collections import defaultdict
 
 from support.simulated.large import Large, plain_step
 
-from coordinator.evaluation import step as machine
+from coordinator.decide.evaluation import step as machine
 
 TOLD = ("job-submitted", "job-started", "job-ended", "staged", "shards-dumped", "trial-ended", "executed", "scored")  # fmt: skip
 
@@ -40,7 +40,7 @@ def applied(nodes):
     """Mean operations of taking in an event of each kind, of an evaluation of `nodes` nodes."""
     run = Large(nodes, 2, tasks=4, generations=3)
     run.run()
-    state, counted = machine.start(run.journal[0])[0], Counted(machine.apply)
+    state, counted = machine.start_evaluation(run.journal[0])[0], Counted(machine.apply_event)
     for event in run.journal[1:]:
         counted(state, event)
     return counted.means()

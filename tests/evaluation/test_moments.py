@@ -13,11 +13,11 @@ from support.simulated.parts import SITE, Faults, ended, record
 from support.simulated.shared import Shared
 from support.simulated.world import VAGUE, World, replay
 
-from coordinator.evaluation import actions as do
-from coordinator.evaluation import events as ev
-from coordinator.evaluation import footprint, scoring
-from coordinator.evaluation import step as machine
-from coordinator.evaluation.scoring import WAITING_SECONDS
+from coordinator.decide.evaluation import actions as do
+from coordinator.decide.evaluation import events as ev
+from coordinator.decide.evaluation import footprint, scoring
+from coordinator.decide.evaluation import step as machine
+from coordinator.decide.evaluation.scoring import WAITING_SECONDS
 from coordinator.runtime import detect
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.specs import FrameRef
@@ -181,8 +181,8 @@ def test_a_cancelled_trial_that_the_cluster_starts_after_all_holds_no_shard():
     world = World(0).until(lambda w: w.state.trials.idle)
     (name, trial), *_ = world.state.trials.idle.items()
     able = world.state.able_trials
-    machine.apply(world.state, ev.TrialsCancelled(at=world.now, trials=(name,)))
-    machine.apply(world.state, ev.JobStarted(at=world.now, job=trial.job, index=trial.member))
+    machine.apply_event(world.state, ev.TrialsCancelled(at=world.now, trials=(name,)))
+    machine.apply_event(world.state, ev.JobStarted(at=world.now, job=trial.job, index=trial.member))
     assert (trial.running, world.state.able_trials) == (True, able - 1)
     validate(world.state)
 
@@ -229,7 +229,7 @@ def test_a_trial_that_works_is_never_cancelled_for_its_siblings(seed, late, runn
     world.run_to_scores()
     accepted = world.journal[0]
     assert isinstance(accepted, ev.Accepted)
-    state, _ = machine.start(accepted)
+    state, _ = machine.start_evaluation(accepted)
     for event in world.journal[1:]:
         if isinstance(event, ev.TrialsCancelled):
             answered = {s.frame.file for s in state.shards.by_name.values() if s.frame is not None}
@@ -237,7 +237,7 @@ def test_a_trial_that_works_is_never_cancelled_for_its_siblings(seed, late, runn
             assert not state.running_trials & set(event.trials)
             able = [t for t in state.trials.live.values() if not t.cancelled]
             assert len(able) - len(event.trials) >= state.shards.todo
-        machine.apply(state, event)
+        machine.apply_event(state, event)
 
 
 # --- restarts ----------------------------------------------------------------------------------------------------------
@@ -511,7 +511,7 @@ def test_jobs_of_a_metric_longer_than_an_even_share_go_first():
     for name, leaf in leaves.items():
         leaf.planned = leaf.planned.model_copy(update={"metric_seconds": 100.0 if name == "t1" else 1.0})
     world.state.plan.workers = 2
-    asked = [a for a in scoring.restarted(world.state, world.now) if isinstance(a, do.EnqueueMetric)]
+    asked = [a for a in scoring.scoring_restarted(world.state, world.now) if isinstance(a, do.EnqueueMetric)]
     assert asked
     for action in asked:
         of = world.state.scoring.metrics[action.name]

@@ -14,14 +14,14 @@ from support.drawn import some
 from support.simulated.parts import FIRST_MB, Faults, limited, record
 from support.simulated.world import BANNED, UNFIT, VAGUE, World, replay
 
-from coordinator.evaluation import events as ev
-from coordinator.evaluation import jobs, nodes
-from coordinator.evaluation.builds import MIN_TOKEN_BUDGET
-from coordinator.evaluation.footprint import MAX_DOUBLINGS
-from coordinator.evaluation.job_ends import MAX_DEATHS, MAX_DEATHS_IN_A_ROW
-from coordinator.evaluation.records import Inputs
-from coordinator.evaluation.state import HELD_SECONDS, MAX_HELD_SECONDS
-from coordinator.runtime.detect import FORGOTTEN
+from coordinator.decide.evaluation import events as ev
+from coordinator.decide.evaluation import jobs, nodes
+from coordinator.decide.evaluation.builds import MIN_TOKEN_BUDGET
+from coordinator.decide.evaluation.footprint import MAX_DOUBLINGS
+from coordinator.decide.evaluation.job_ends import MAX_DEATHS, MAX_DEATHS_IN_A_ROW
+from coordinator.decide.evaluation.records import Inputs
+from coordinator.decide.evaluation.state import HELD_SECONDS, MAX_HELD_SECONDS
+from coordinator.runtime.detect import FORGOTTEN_JOB_TRIES
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.specs import Sources, TaskEntry
 
@@ -93,7 +93,7 @@ def once_each(world):
 
 
 def bounded(world):
-    assert max(world.enqueued.values()) <= FORGOTTEN.limit
+    assert max(world.enqueued.values()) <= FORGOTTEN_JOB_TRIES.limit
     assert not world.state.ending.reason
 
 

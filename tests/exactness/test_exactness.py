@@ -11,7 +11,7 @@ from support.exactness.pipeline import TASKS, Case, lm_eval_run, our_run
 
 from coordinator.intake import suites
 
-SHIPPED = str(suites.folder() / "quickstart")
+SHIPPED = str(suites.suite_folder() / "quickstart")
 CASES = {
     "multiple choice": Case(task="toy_choice"),
     "one forward for all choices": Case(task="toy_letters"),

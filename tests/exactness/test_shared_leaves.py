@@ -18,12 +18,12 @@ from support.exactness.pipeline import COMPARED, TASKS, Case, Outcome
 from support.simulated.parts import Faults, record
 from support.simulated.world import World
 
-from coordinator.evaluation import actions as do
-from coordinator.evaluation import events as ev
-from coordinator.evaluation.job_specs import Site
+from coordinator.decide.evaluation import actions as do
+from coordinator.decide.evaluation import events as ev
+from coordinator.decide.evaluation.job_specs import Site
+from coordinator.decide.planning.make_plan import make_plan
 from coordinator.intake import request_sets
 from coordinator.intake.source_keys import Present
-from coordinator.planning.make_plan import make_plan
 from coordinator.runtime import reuse
 from coordinator.runtime.finalize import keys_of, merged_results, scores_in
 from coordinator.runtime.journal import line_of
@@ -37,7 +37,7 @@ from evaljobs.scoring import score as metric
 from evaljobs.trial.engines import loading
 from evaljobs.trial.engines.protocol import Engine
 from evaljobs.trial.shard_runner import RequestSet, run_shard
-from priors.estimate import Learnt
+from priors.estimate import PriorHistory
 
 SUITES = 200
 FAULTS = Faults(kill=0.01, restart=0.02, listing=0.1)
@@ -66,7 +66,7 @@ class Lab:
     scores: dict[str, Path] = field(default_factory=dict)
 
     def __post_init__(self):
-        self.engine = loading.load(str(self.model), OPTIONS, 1)
+        self.engine = loading.load_engine(str(self.model), OPTIONS, 1)
         self.tasks = self.folder / "tasks"
         self.tasks.mkdir()
         for name in ("choice.yaml", "group_a.yaml", "group_b.yaml", "sums.yaml", "rows.py"):
@@ -109,10 +109,12 @@ class Suite(World):
                 folders = dict.fromkeys(sets, str(self.lab.folder))
                 return [ev.RequestSetsFound(at=self.now, sets=sets, folders=folders, batch_size=1)]
             case do.FindResponses():
-                return [reuse.find(self.state, action, self.site.paths, Present(self.site), self.now)]
+                return [
+                    reuse.find_responses(self.state, action, self.site.paths, Present(self.site), self.now)
+                ]
             case do.MakePlan():
                 read = request_sets.read_wanted(action)
-                return [make_plan(self.record, action, read, Learnt([]), hardware="cpu", now=self.now)]
+                return [make_plan(self.record, action, read, PriorHistory([]), hardware="cpu", now=self.now)]
             case _:
                 return super().effect(action)
 
@@ -123,7 +125,7 @@ class Suite(World):
             out = self.lab.folder / "request_sets" / hashlib.sha256(key.encode()).hexdigest()[:16]
             spec = {"evaluation_dir": None, "suite": suite, "entry": index, "batch_size": 1, "model": OPTIONS}
             made = BuildSpec(name="build", model_dir=str(self.lab.model), out_dir=str(out), **spec)
-            self.lab.sets[key] = build.build(made).sets
+            self.lab.sets[key] = build.build_request_sets(made).sets
         return self.lab.sets[key]
 
     def answer(self, shard, trial):
@@ -148,7 +150,7 @@ class Suite(World):
             ]
         what = hashlib.sha256(repr(said).encode()).hexdigest()
         if what not in self.lab.scores:
-            self.lab.scores[what] = Path(metric.score(spec).result_file)
+            self.lab.scores[what] = Path(metric.score_entry(spec).result_file)
         return str(self.lab.scores[what])
 
     def leave_results(self):

@@ -12,25 +12,25 @@ import pytest
 from rich.console import Console
 from support.trainings import compared, point, results
 
-from coordinator.cli.screen import live_screen
-from coordinator.cli.screen.board import board, screen
-from coordinator.cli.screen.listing import Surroundings, show_left_out, show_pending
-from coordinator.cli.screen.live_screen import ALIVE_SECONDS, Watcher
-from coordinator.cli.screen.standing import Shown, in_turn
-from coordinator.cluster import JobState
-from coordinator.cluster.slurm_limits import RULES, in_words, never_starts
 from coordinator.intake import pending
-from coordinator.intake.inbox import Refused
-from coordinator.report import mode_check
-from coordinator.report.comparisons import heads_of, show_comparison
-from coordinator.report.gpu_use import GpuUse
-from coordinator.report.learning_curves import make_series
-from coordinator.report.measurements import UNMEASURED, EntryLine, Report
-from coordinator.report.render import score_table, show
-from coordinator.report.scores import ScoreValue, scores_of
-from coordinator.report.series_screen import show_series
+from coordinator.intake.inbox import RefusedCheckpoint
+from coordinator.interface.cli.screen import live_screen
+from coordinator.interface.cli.screen.board import compose_screen, evaluation_table
+from coordinator.interface.cli.screen.evaluation_views import EvaluationView, in_serving_order
+from coordinator.interface.cli.screen.listing import Surroundings, show_left_out, show_pending
+from coordinator.interface.cli.screen.live_screen import ALIVE_SECONDS, Watcher
+from coordinator.results.report import mode_check
+from coordinator.results.report.comparisons import heads_of, show_comparison
+from coordinator.results.report.gpu_use import GpuUse
+from coordinator.results.report.learning_curves import make_series
+from coordinator.results.report.measurements import UNMEASURED, EntryLine, Report
+from coordinator.results.report.render import score_table, show_report
+from coordinator.results.report.scores import ScoreValue, scores_of
+from coordinator.results.report.series_screen import show_series
 from coordinator.runtime import observers
-from coordinator.runtime.summary import Halt, Lane, Node, Summary, Task, Timed
+from coordinator.runtime.summary import Halt, Lane, Node, Summary, Task, TimedNote
+from coordinator.site.cluster import JobState
+from coordinator.site.cluster.slurm_limits import RULES, limit_in_words, never_starts
 
 NOW = 1_700_000_000.0
 DAY = 86400.0
@@ -76,18 +76,18 @@ def printed(*parts):
     return draw
 
 
-OVER = (Shown(ended()),)
+OVER = (EvaluationView(ended()),)
 
 
 def drawn(*runs, over=OVER, below="daemon: running", height=None):
     """As `watch`, `eval` and the daemon draw it."""
-    found = in_turn([*runs], [one.summary for one in runs])
-    return lambda console: printed(screen(console, found, over, [below], NOW, height))(console)
+    found = in_serving_order([*runs], [one.summary for one in runs])
+    return lambda console: printed(compose_screen(console, found, over, [below], NOW, height))(console)
 
 
 def listed(*found, now=NOW, whole=False):
     """As `status` prints it."""
-    return printed(*board(found, now, whole=whole))
+    return printed(*evaluation_table(found, now, whole=whole))
 
 
 def piped(*runs, dumb=False):
@@ -99,7 +99,7 @@ def piped(*runs, dumb=False):
         with Watcher(plain) as watcher:
             for run in runs:
                 watcher.show([run], "")
-            watcher.show([], "", [Shown(ended(runs[0].summary.evaluation_id))])
+            watcher.show([], "", [EvaluationView(ended(runs[0].summary.evaluation_id))])
 
     return draw
 
@@ -118,29 +118,33 @@ FAILED = Task(name="gsm8k", state="failed", error="no data [set]")
 STALE = "cancelled: stale: step-3 is newer"
 SIXTY = tuple(Task(name=f"task{i}", state="failed", error=STALE if i else "no data") for i in range(60))
 MENDED = {"failed_jobs": {"es-1-trial-n1-a0": "CUDA out of memory"}}
-TROUBLED = Shown(
+TROUBLED = EvaluationView(
     running(
         LONG_ID, tasks=(FAILED,), nodes=(BACK_OFF,), waits_until=NOW + 61, fault="disk full",
-        waits=(Timed(what="2 trials are pending", why="Priority"),), held=(Timed(what="es-1-build-a0", why="MaxSubmitJobs"),),
+        waits=(TimedNote(what="2 trials are pending", why="Priority"),), held=(TimedNote(what="es-1-build-a0", why="MaxSubmitJobs"),),
         stragglers={"es-1-trial-n2-a0.3": "takes 3.1 times as long"},
         failed_jobs={f"es-1-trial-n1-a{i}": "out of memory" for i in (0, 1)},
     ),
     trackers={"wandb": "no answer"},
 )  # fmt: skip
 WAITS = [
-    Shown(running(trials=0, stage="waits", waits=(Timed(what="2 trials are pending", at=NOW - 190, why="jobs of higher priority go first (Priority)"),))),
-    Shown(running("step-2000-mini-00002000", priority=-1, stage="waits", held=(Timed(what="es-1-build-a0", at=NOW + 9, why="MaxSubmitJobs"),))),
-    Shown(running("step-3000-mini-00003000", waits_until=NOW + 61, nodes=(BACK_OFF,), stragglers={"es-1-trial-n2-a0.3": "takes 3.1 times as long as the others"})),
+    EvaluationView(running(trials=0, stage="waits", waits=(TimedNote(what="2 trials are pending", at=NOW - 190, why="jobs of higher priority go first (Priority)"),))),
+    EvaluationView(running("step-2000-mini-00002000", priority=-1, stage="waits", held=(TimedNote(what="es-1-build-a0", at=NOW + 9, why="MaxSubmitJobs"),))),
+    EvaluationView(running("step-3000-mini-00003000", waits_until=NOW + 61, nodes=(BACK_OFF,), stragglers={"es-1-trial-n2-a0.3": "takes 3.1 times as long as the others"})),
 ]  # fmt: skip
 BROKEN = [
-    Shown(
+    EvaluationView(
         running(tasks=(FAILED,), failed_jobs={f"es-1-trial-n1-a{i}": "CUDA out of memory" for i in range(2)})
     ),
-    Shown(running("step-2000-mini-00002000"), Halt("stopped", NOW - 45, "no process goes on with it")),
+    EvaluationView(
+        running("step-2000-mini-00002000"), Halt("stopped", NOW - 45, "no process goes on with it")
+    ),
 ]
-STEPS = [Shown(running(f"step-{step}-mini-0000{step}", step=step)) for step in (1000, 2000, 3000)]
-EIGHT = [Shown(running(f"step-{i}-mini-0000000{i}")) for i in range(1, 9)]
-STOPPED = Shown(running(waits=(Timed(what="no GPU is free"),)), Halt("stopped", NOW - 45, ""), jobs_left=4)
+STEPS = [EvaluationView(running(f"step-{step}-mini-0000{step}", step=step)) for step in (1000, 2000, 3000)]
+EIGHT = [EvaluationView(running(f"step-{i}-mini-0000000{i}")) for i in range(1, 9)]
+STOPPED = EvaluationView(
+    running(waits=(TimedNote(what="no GPU is free"),)), Halt("stopped", NOW - 45, ""), jobs_left=4
+)
 QUEUED = JobState(
     job_id="125",
     name="evalspan-daemon",
@@ -159,14 +163,14 @@ DAEMONS = [
     Surroundings(queued=[QUEUED]),
     Surroundings(queued=[replace(QUEUED, reason="PartitionTimeLimit")]),
 ]
-CHECKPOINTS = pending.Checkpoints(
+CHECKPOINTS = pending.PendingCheckpoints(
     waiting=tuple(
-        pending.Waiting(
+        pending.WaitingCheckpoint(
             checkpoint=f"/run/[step]-{i}", suite="/s/core.toml", since=NOW - 60, why="no config.json"
         )
         for i in range(7)
     ),
-    refused=(Refused(checkpoint="/run/step-2", suite="croe", at=NOW, why="no suite"),),
+    refused=(RefusedCheckpoint(checkpoint="/run/step-2", suite="croe", at=NOW, why="no suite"),),
 )
 REASONS = [
     *(rule.reason for rule in RULES if rule.reason),
@@ -211,7 +215,7 @@ def report(*devices, verbose=False, ran=True, **more):
         "entries": (NO_SET,), "gpus": tuple(GpuUse(trial=f"es-1-trial-n-{d}", device=d, ended="drained", **held) for d in devices),
     }  # fmt: skip
     made = Report(**{**UNMEASURED, **known, **more})
-    return lambda console: show(console, made, results(0.25), 2.0, verbose=verbose, ran=ran)
+    return lambda console: show_report(console, made, results(0.25), 2.0, verbose=verbose, ran=ran)
 
 
 def documents(of, number, task):
@@ -261,21 +265,21 @@ CHECKED = mode_check.ModeCheck(
 )
 # name -> how it is drawn, and what stands in it whole
 SCREENS = {
-    "one": (drawn(Shown(running(LONG_ID, warnings=("a node is slow",)))), (LONG_ID, ENDED_ID)),
-    "many-lanes": (drawn(Shown(running(trials=96))), ("n12", ENDED_ID)),
+    "one": (drawn(EvaluationView(running(LONG_ID, warnings=("a node is slow",)))), (LONG_ID, ENDED_ID)),
+    "many-lanes": (drawn(EvaluationView(running(trials=96))), ("n12", ENDED_ID)),
     "several": (drawn(*STEPS), [one.summary.evaluation_id for one in STEPS]),
     "waits": (drawn(*WAITS), [one.summary.evaluation_id for one in WAITS]),
     "failed": (drawn(*BROKEN), [one.summary.evaluation_id for one in BROKEN]),
-    "sixty-tasks": (several(drawn(Shown(running(tasks=SIXTY)), over=()), piped(Shown(running(tasks=SIXTY)))), ("task0:",)),
+    "sixty-tasks": (several(drawn(EvaluationView(running(tasks=SIXTY)), over=()), piped(EvaluationView(running(tasks=SIXTY)))), ("task0:",)),
     "low": (several(*(drawn(*EIGHT, over=(), height=height) for height in (12, 24, 40))), ("daemon: running",)),
-    "pipe": (piped(*2 * [Shown(running(nodes=(BACK_OFF,), waits_until=NOW + 9))]), ("0.0100",)),
+    "pipe": (piped(*2 * [EvaluationView(running(nodes=(BACK_OFF,), waits_until=NOW + 9))]), ("0.0100",)),
     "pipe-stopped": (piped(STOPPED, BROKEN[1]), ("stopped",)),
-    "dumb-terminal": (piped(*2 * [Shown(running(nodes=(BACK_OFF,), waits_until=NOW + 9))], dumb=True), ("0.0100",)),
-    "list": (listed(TROUBLED, Shown(ended())), (LONG_ID, ENDED_ID, "5/12", "1/2", "61.5")),
-    "list-many-scores": (listed(Shown(ended(scores=3 * ended().scores))), (ENDED_ID, "and 6 more")),
-    "list-later": (several(*(listed(Shown(ended()), now=NOW + days * DAY) for days in (0.001, 5, 400))), ("2023-11-14",)),
+    "dumb-terminal": (piped(*2 * [EvaluationView(running(nodes=(BACK_OFF,), waits_until=NOW + 9))], dumb=True), ("0.0100",)),
+    "list": (listed(TROUBLED, EvaluationView(ended())), (LONG_ID, ENDED_ID, "5/12", "1/2", "61.5")),
+    "list-many-scores": (listed(EvaluationView(ended(scores=3 * ended().scores))), (ENDED_ID, "and 6 more")),
+    "list-later": (several(*(listed(EvaluationView(ended()), now=NOW + days * DAY) for days in (0.001, 5, 400))), ("2023-11-14",)),
     "list-mended": (
-        several(listed(Shown(ended(**MENDED))), listed(Shown(ended(**MENDED)), whole=True), listed(Shown(running(**MENDED)))),
+        several(listed(EvaluationView(ended(**MENDED))), listed(EvaluationView(ended(**MENDED)), whole=True), listed(EvaluationView(running(**MENDED)))),
         (ENDED_ID, "step-1000-mini-00001000"),
     ),
     "list-stopped": (listed(STOPPED), (STOPPED.summary.evaluation_id, "stopped since")),
@@ -312,7 +316,7 @@ SCREENS = {
     ),
     "series-of-suites": (lambda console: show_series(console, make_series(SUITES)), ("second",)),
     "series-without-steps": (lambda console: show_series(console, make_series(UNSTEPPED)), ("v8",)),
-    "check-fast": (lambda console: mode_check.show(console, CHECKED), ("-0.2500", "u/acc")),
+    "check-fast": (lambda console: mode_check.show_mode_check(console, CHECKED), ("-0.2500", "u/acc")),
 }  # fmt: skip
 
 
@@ -356,8 +360,8 @@ def test_a_screen_fits_and_nothing_in_it_is_cut(name, goldens, monkeypatch):
 def test_a_reason_of_slurm_is_put_in_words_and_keeps_its_own(goldens):
     """And where no wait mends it, the words say which setting does, or what to do."""
     for reason in (one for one in REASONS if never_starts(one) and not one.startswith("Dependency")):
-        assert re.search(r"\[(cluster|trial)\] \w+", in_words(reason)), reason
-    told = (f"{r}: {'never starts' if never_starts(r) else 'waits'}: {in_words(r)}\n" for r in REASONS)
+        assert re.search(r"\[(cluster|trial)\] \w+", limit_in_words(reason)), reason
+    told = (f"{r}: {'never starts' if never_starts(r) else 'waits'}: {limit_in_words(r)}\n" for r in REASONS)
     goldens.check("texts/slurm-reasons.txt", "".join(told))
 
 
@@ -371,7 +375,7 @@ def test_a_long_stage_gives_a_sign_of_life(monkeypatch):
     with Watcher(Console(file=out, width=200, color_system=None)) as watcher:
         for seconds in (0.0, ALIVE_SECONDS - 1, ALIVE_SECONDS, ALIVE_SECONDS + 1):
             now[0] = NOW + seconds
-            watcher.show([Shown(running())], "")
+            watcher.show([EvaluationView(running())], "")
     assert out.getvalue().count("inference, 5/12 shards, 1/2 scored") == 2
     caller = observers.CallbackObserver(seen.append)
     for now[0] in (NOW, NOW - 1 + observers.ALIVE_SECONDS, NOW + observers.ALIVE_SECONDS):

@@ -10,7 +10,7 @@ from support.goldens import long
 from support.played_site import RECORDED, PlayedSite, evaluate, make_checkpoint
 from typer.testing import CliRunner
 
-from coordinator.cli import app
+from coordinator.interface.cli import app
 
 pytestmark = long
 GB = 10**9

@@ -21,25 +21,25 @@ import pytest
 from support.goldens import HERE
 from support.simulated.parts import SITE
 
-from coordinator import cli
-from coordinator.config.schema import Config
-from coordinator.evaluation import step as machine
-from coordinator.evaluation.events import EVENT, Accepted, Event
-from coordinator.evaluation.records import JOURNAL_FORMAT, RunOptions
-from coordinator.report.columns import sample_lines
+from coordinator.decide.evaluation import step as machine
+from coordinator.decide.evaluation.events import EVENT, Accepted, Event
+from coordinator.decide.evaluation.records import JOURNAL_FORMAT, RunOptions
+from coordinator.interface import cli
+from coordinator.results.report.stored_documents import sample_lines
 from coordinator.runtime.journal import line_of
-from coordinator.runtime.summarise import by_journal
+from coordinator.runtime.make_summary import find_by_journal
 from coordinator.runtime.summary import (
-    WARNINGS,
+    MAX_WARNINGS,
     Parked,
     Task,
-    of_record,
     read_json,
+    summary_of_record,
     with_document,
     write_summary,
 )
-from evaljobs.contract.columns import columns_of, packed
-from evaljobs.contract.folded import files_in
+from coordinator.site.config.schema import Config
+from evaljobs.contract.archived_files import files_in
+from evaljobs.contract.columns import columns_of, pack_columns
 from evaljobs.contract.paths import EvaluationPaths
 
 SUBJECT = {  # folder -> the evaluation of it that `report` is asked for, by the beginning of its id
@@ -197,7 +197,7 @@ def to_inbox(work):
 def _park(paths, config):
     """The summary of an evaluation that was parked, as a coordinator of now writes it."""
     if paths.status.exists() and (was := json.loads(paths.status.read_bytes()))["what"] == "parked":
-        found = by_journal(paths, time.time())
+        found = find_by_journal(paths, time.time())
         parked = Parked(at=was["at"], error=was["error"], until=was["until"])
         assert write_summary(paths, found.model_copy(update={"parked": parked}))
 
@@ -231,7 +231,7 @@ def _end(paths):
     for file in files_in(paths.samples, "samples_*_[0-9][0-9][0-9].jsonl"):
         parts[int(file.stem[-3:]), file.stem[len("samples_") : -4]] = columns_of(sample_lines(file))
     if parts and not paths.documents.exists():
-        paths.documents.write_bytes(packed(dict(sorted(parts.items()))))
+        paths.documents.write_bytes(pack_columns(dict(sorted(parts.items()))))
     report, results, size = read_json(paths.report), read_json(paths.results), paths.journal.stat().st_size
     before = read_json(paths.status)
     if before.get("what") != "ended" or before.get("journal_bytes") != size:
@@ -243,12 +243,12 @@ def _end(paths):
         "shards": shards,
         "shards_done": shards,
         "scored": sum(entry["status"] == "scored" for entry in report.get("entries", ())),
-        "warnings": report.get("warnings", ())[-WARNINGS:],
+        "warnings": report.get("warnings", ())[-MAX_WARNINGS:],
         "converted_digest": None,
     }
     known = {name: before.get(name, value) for name, value in known.items()} | {"journal_bytes": size}
     tasks = tuple(Task(name=name, state="failed", error=why) for name, why in errors.items())
-    made = of_record(paths, "").model_copy(
+    made = summary_of_record(paths, "").model_copy(
         update=known | {"tasks": tasks, "warnings": tuple(known["warnings"])}
     )
     assert write_summary(paths, with_document(made, paths))
@@ -279,17 +279,17 @@ def decided(lines):
                 "token-budget-reduced",
             ):
                 yield one
-                yield from taken(machine.apply(state, one))
+                yield from taken(machine.apply_event(state, one))
 
     state = None
     for line in lines:
         event = EVENT.validate_json(json.dumps(of_now(json.loads(line))))
         yield event
         if isinstance(event, Accepted):
-            state, _ = machine.start(event)
+            state, _ = machine.start_evaluation(event)
         else:
-            yield from taken(machine.apply(state, event))
-            yield from taken(machine.due(state, SITE, event.at))
+            yield from taken(machine.apply_event(state, event))
+            yield from taken(machine.due_decisions(state, SITE, event.at))
 
 
 @contextlib.contextmanager

@@ -43,11 +43,11 @@ def test_transformers_announces_whole_checkpoints_and_spares_pinned_ones(
     import torch
     import transformers as hf
 
-    from evaljobs.trial.trained_values import compare, read, stored
+    from evaljobs.trial.trained_values import compare_parts, read_parts, stored_tensors
 
     work, output, seen = tmp_path / "work", tmp_path / "run", []
     work.mkdir()
-    monkeypatch.setenv(hook.BEATS, str(tmp_path / "beats"))
+    monkeypatch.setenv(hook.HEARTBEATS_VARIABLE, str(tmp_path / "beats"))
     monkeypatch.setattr(hook, "BEAT_SECONDS", 0.0)
 
     class Daemon(hf.TrainerCallback):
@@ -55,7 +55,7 @@ def test_transformers_announces_whole_checkpoints_and_spares_pinned_ones(
 
         def on_save(self, _args, state, _control, **_more):
             folder = output / f"checkpoint-{state.global_step}"
-            seen.append(checkpoint.inspect(folder, step=state.global_step).step)
+            seen.append(checkpoint.inspect_checkpoint(folder, step=state.global_step).step)
             if state.global_step == 2:
                 (folder / f"{hook.PIN_PREFIX}x").touch()
 
@@ -80,10 +80,10 @@ def test_transformers_announces_whole_checkpoints_and_spares_pinned_ones(
     for file in Inbox(WorkPaths(work)).look():
         step = file.notice.step
         gather_values([file], paths := WorkPaths(work).evaluation(f"id-{step}"))
-        parts = list(read(paths.trained_values.read_bytes()))
+        parts = list(read_parts(paths.trained_values.read_bytes()))
         for other in (2, 4):
-            files = stored(output / f"checkpoint-{other}")
-            assert bool(compare(parts, files, files)[0]) == (other != step)
+            files = stored_tensors(output / f"checkpoint-{other}")
+            assert bool(compare_parts(parts, files, files)[0]) == (other != step)
 
 
 def test_dcp_is_announced_when_it_is_durable(tmp_path, tiny_model_dir):
@@ -123,7 +123,7 @@ def test_dcp_is_announced_when_it_is_durable(tmp_path, tiny_model_dir):
         torch.distributed.destroy_process_group()
     (notice,) = announced(work)
     assert (notice.step, notice.suite) == (5, "core")
-    checkpoint.inspect(notice.checkpoint)
+    checkpoint.inspect_checkpoint(notice.checkpoint)
     weights = load_file(Path(notice.checkpoint) / "model.safetensors")
     expected = model.state_dict()
     assert all(torch.equal(expected[name], value) for name, value in weights.items())
@@ -161,7 +161,7 @@ dist.barrier()
 
 def test_each_rank_leaves_the_values_of_its_shards_and_together_they_are_of_all(tmp_path):
     """FSDP in uneven rows, a DTensor in columns. Rank 0's notice comes when the values of both are there."""
-    from evaljobs.trial.trained_values import compare, read, stored
+    from evaljobs.trial.trained_values import compare_parts, read_parts, stored_tensors
 
     work, folder = tmp_path / "work", tmp_path / "c"
     for each in (work, folder):
@@ -174,14 +174,14 @@ def test_each_rank_leaves_the_values_of_its_shards_and_together_they_are_of_all(
     assert [each.wait(120) for each in ranks] == [0, 0]
     paths = WorkPaths(work).evaluation("id")
     gather_values(Inbox(WorkPaths(work)).look(), paths)
-    parts = list(read(paths.trained_values.read_bytes()))
-    files = stored(folder)
-    assert compare(parts, files, files) == ({}, set(files))
+    parts = list(read_parts(paths.trained_values.read_bytes()))
+    files = stored_tensors(folder)
+    assert compare_parts(parts, files, files) == ({}, set(files))
     for name in files:
         for place in range(files[name].numel()):
             wrong = files[name].clone()
             wrong.view(-1)[place] += 1
-            assert set(compare(parts, {**files, name: wrong}, files)[0]) == {name}
+            assert set(compare_parts(parts, {**files, name: wrong}, files)[0]) == {name}
 
 
 def test_a_dcp_save_that_failed_is_not_announced(tmp_path, capsys):

@@ -11,11 +11,11 @@ from support.toys import config_text, suite_text
 from typer.testing import CliRunner
 
 import evalspan
-from coordinator.cli import app
+from coordinator.decide.evaluation.records import EvaluationRecord, Inputs, RunOptions, evaluation_id
+from coordinator.decide.verdicts.gate import Policy, judge_rows, outcome_of
 from coordinator.errors import OperatorError
-from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions, evaluation_id
 from coordinator.intake import cadence, suites
-from coordinator.verdicts.gate import Policy, judge, outcome_of
+from coordinator.interface.cli import app
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import CheckpointSpec, ModelOptions, SuiteSpec, TaskEntry
 
@@ -105,7 +105,7 @@ def row(task, *values, not_asked=(False, False)):
 )
 def test_a_gate_neither_passes_nor_fails_what_was_not_asked(rows, outcome):
     policy = Policy(rule=({"task": "rare", "max_drop": 0.01, "required": True},))
-    rulings = judge(policy, rows, ("rare",))
+    rulings = judge_rows(policy, rows, ("rare",))
     assert outcome_of(rulings) == outcome
     assert any(one.has_failed for one in rulings) == (outcome == "missing")
 

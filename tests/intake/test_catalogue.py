@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from coordinator.errors import OperatorError
 from coordinator.intake import catalogue, from_settings
 from evaljobs.contract.specs import SuiteSpec, TaskEntry
-from evaljobs.lmeval.catalogue import Described
+from evaljobs.lmeval.catalogue import TaskDescription
 
 LOCAL = """task: local
 dataset_path: json
@@ -36,7 +36,7 @@ def folder(tmp_path):
 
 def held(folder, *entries):
     suite = SuiteSpec(name="s", include_path=(str(folder),), tasks=entries)
-    return catalogue.holdings(suite, {}, {"HF_HOME": str(folder.parent / "hf")})
+    return catalogue.suite_holdings(suite, {}, {"HF_HOME": str(folder.parent / "hf")})
 
 
 JSON, HUB_FILES = "dataset_path: json\ndataset_kwargs: ", "dataset_path: lab/MyRows\ndataset_kwargs: "
@@ -120,15 +120,17 @@ NAMES = st.text("abc_XY[?", min_size=1, max_size=6)
 def test_a_part_of_a_name_selects_it(names, part):
     """Upper and lower case are one; a glob selects what it matches as a whole."""
     if not set(part) & set("*?["):
-        assert set(catalogue.matching(part, names)) == {n for n in names if part.lower() in n.lower()}
-    assert set(catalogue.matching("*", names)) == set(names)
-    assert catalogue.matching("a*c", ["abc", "Ac", "abcd"]) == ["abc", "Ac"]
+        assert set(catalogue.matching_names(part, names)) == {n for n in names if part.lower() in n.lower()}
+    assert set(catalogue.matching_names("*", names)) == set(names)
+    assert catalogue.matching_names("a*c", ["abc", "Ac", "abcd"]) == ["abc", "Ac"]
 
 
 @given(st.dictionaries(NAMES, st.lists(NAMES, max_size=4), max_size=6), NAMES)
 def test_leaves_end_for_any_groups(groups, name):
     """Also for a group that holds itself; no group is a leaf."""
-    known = {group: Described(kind="group", members=tuple(members)) for group, members in groups.items()}
-    found = catalogue.leaves(name, known)
+    known = {
+        group: TaskDescription(kind="group", members=tuple(members)) for group, members in groups.items()
+    }
+    found = catalogue.leaf_tasks(name, known)
     assert not set(found) & known.keys()
     assert len(found) == len(set(found))

@@ -18,17 +18,17 @@ from hypothesis import strategies as st
 from support.hub_server import CLOSED, COMMIT, serving
 from support.node_memory import make_checkpoint, safetensors
 
+from coordinator.decide.evaluation.records import checkpoint_name, is_snapshot
 from coordinator.errors import OperatorError
-from coordinator.evaluation.records import checkpoint_name, is_snapshot
 from coordinator.intake import hub as intake
-from coordinator.intake.checkpoint import CheckpointError, inspect
+from coordinator.intake.checkpoint import CheckpointError, inspect_checkpoint
 from coordinator.intake.source_keys import check_adapter
 from evaljobs.contract.specs import ModelOptions
 from evaljobs.staging.fingerprint import BadWeights, is_safe_name, read_header
 
 
 def names(path):
-    return [f.name for f in inspect(path, allow_bin=True).files]
+    return [f.name for f in inspect_checkpoint(path, allow_bin=True).files]
 
 
 CODE, TOKENIZER = {"AutoModelForCausalLM": "modeling_x.X"}, {"AutoTokenizer": ["modeling_x.X", None]}
@@ -68,12 +68,14 @@ def test_a_checkpoint_is_its_config_tokenizer_weights_and_the_code_that_a_config
     (tmp_path / "snapshot").mkdir()
     for file in folder.iterdir():
         (tmp_path / "snapshot" / file.name).symlink_to(file)
-    found, snapshot = (inspect(place, allow_bin=True) for place in (folder, tmp_path / "snapshot"))
+    found, snapshot = (inspect_checkpoint(place, allow_bin=True) for place in (folder, tmp_path / "snapshot"))
     assert (snapshot.files, snapshot.digest) == (found.files, found.digest)
     (tmp_path / "latest").symlink_to(folder)
-    assert inspect(tmp_path / "latest", allow_bin=True, step=1) == inspect(folder, allow_bin=True, step=1)
+    assert inspect_checkpoint(tmp_path / "latest", allow_bin=True, step=1) == inspect_checkpoint(
+        folder, allow_bin=True, step=1
+    )
     (folder / "modeling_x.py").write_text("a = 2")
-    assert (inspect(folder, allow_bin=True).digest != found.digest) == ("modeling_x.py" in more)
+    assert (inspect_checkpoint(folder, allow_bin=True).digest != found.digest) == ("modeling_x.py" in more)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +97,7 @@ def test_tensors_named_by_a_wrapper_of_the_model_are_refused_before_any_job(tmp_
     safetensors(weights, {name: b"1234"})
     (folder / "adapter_config.json").write_text("{}")
     shutil.copyfile(weights, folder / "adapter_model.safetensors")
-    looks = inspect, lambda place: check_adapter(ModelOptions(model_args={"peft": str(place)}))
+    looks = inspect_checkpoint, lambda place: check_adapter(ModelOptions(model_args={"peft": str(place)}))
     for look in looks:
         with pytest.raises(OperatorError, match=re.escape(name)) if wrapped else contextlib.nullcontext():
             look(folder)
@@ -127,7 +129,7 @@ def test_whatever_json_a_checkpoint_holds_it_is_described_or_refused_in_one_line
     if header is not None:
         raw = json.dumps(header).encode()
         (folder / "model-00001-of-00002.safetensors").write_bytes(len(raw).to_bytes(8, "little") + raw)
-    for look in (inspect, lambda place: inspect(place, convert="c {src} {dst}")):
+    for look in (inspect_checkpoint, lambda place: inspect_checkpoint(place, convert="c {src} {dst}")):
         complaint = ""
         try:
             look(folder)
@@ -192,7 +194,7 @@ def asked(hub, text, *more, folder, **env):
 
 def test_a_signature_in_an_address_is_not_shown():
     said = "403 for https://cdn/x?X-Amz-Signature=abc&y=1 (Request ID: 3)"
-    assert intake.SIGNED.sub("?…", said) == "403 for https://cdn/x?… (Request ID: 3)"
+    assert intake.SIGNED_QUERY.sub("?…", said) == "403 for https://cdn/x?… (Request ID: 3)"
 
 
 CONFIG = {"config.json", "tokenizer.json", "model.safetensors.index.json"}

@@ -7,10 +7,10 @@ import lm_eval
 import pytest
 from typer.testing import CliRunner
 
-from coordinator.cli import app
 from coordinator.errors import OperatorError
 from coordinator.intake.foreign_tasks import TABLE, read_task_list
 from coordinator.intake.suites import load_suite
+from coordinator.interface.cli import app
 from evaljobs.lmeval.task_yaml import index_of
 
 SUBSETS = {

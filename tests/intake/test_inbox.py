@@ -16,10 +16,8 @@ from support.daemons import SUITE, announce, daemon, notices, small
 from support.simulated.parts import record
 from support.with_root import USER
 
-from coordinator.allocation import cordons
-from coordinator.config.loading import load
-from coordinator.config.schema import Config, WatchConfig
-from coordinator.evaluation.events import Accepted
+from coordinator.decide.allocation import cordons
+from coordinator.decide.evaluation.events import Accepted
 from coordinator.intake import inbox, pending, suites
 from coordinator.intake.admission import (
     NotAdmittedError,
@@ -28,11 +26,13 @@ from coordinator.intake.admission import (
     missing_places,
     suite_files,
 )
-from coordinator.intake.inbox import Inbox, InboxFile, Notice, done, leave, refuse
-from coordinator.intake.suites import names
-from coordinator.intake.work_folder import DROP
+from coordinator.intake.inbox import Inbox, InboxFile, Notice, leave_notice, refuse_notice, remove_notice
+from coordinator.intake.suites import suite_names
+from coordinator.intake.work_folder import SHARED_INBOX_MODE
 from coordinator.runtime import service
 from coordinator.runtime.journal import Journal
+from coordinator.site.config.loading import load_config
+from coordinator.site.config.schema import Config, WatchConfig
 
 pytestmark = pytest.mark.usefixtures("every_tick")
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\r\nINFO all is well"
@@ -139,7 +139,9 @@ def became(ears, path, notice):
     if not os.path.lexists(path):
         return "obeyed"
     waiting = [
-        w.why for w in pending.read(ears.paths, 0.0).waiting if w.checkpoint == notice.get("checkpoint")
+        w.why
+        for w in pending.read_pending(ears.paths, 0.0).waiting
+        if w.checkpoint == notice.get("checkpoint")
     ]
     return f"waits: {waiting[0]}" if waiting else "left"
 
@@ -153,8 +155,8 @@ def test_each_file_is_taken_waits_is_refused_or_left_as_its_row_says(tmp_path, s
     the folder is not shared, nothing is taken."""
     ears = site(tmp_path)
     monkeypatch.chdir(tmp_path)
-    ears.paths.inbox.chmod(DROP if shared else 0o700)
-    cordons.cordon(ears.paths.nodes, ["n1"], time.time() + 600, time.time())
+    ears.paths.inbox.chmod(SHARED_INBOX_MODE if shared else 0o700)
+    cordons.cordon_nodes(ears.paths.nodes, ["n1"], time.time() + 600, time.time())
     before = (tmp_path / "stranger" / "journal.jsonl").read_bytes()
 
     def meant(text, number):
@@ -200,7 +202,7 @@ def test_each_file_is_taken_waits_is_refused_or_left_as_its_row_says(tmp_path, s
         assert kind != "left" or not any(path.name[:4] in entry.getMessage() for entry in caplog.records)
     assert (tmp_path / "stranger" / "journal.jsonl").read_bytes() == before
     assert [entry.name for entry in (tmp_path / "stranger").iterdir()] == ["journal.jsonl"]
-    assert "n1" in cordons.read(ears.paths.nodes, time.time())
+    assert "n1" in cordons.read_cordons(ears.paths.nodes, time.time())
     assert record().evaluation_id not in ears.coordinator.evaluations.running
     json.loads(ears.paths.nodes.read_text(), parse_constant=pytest.fail)
     lines = [entry.getMessage() for entry in caplog.records]
@@ -208,7 +210,7 @@ def test_each_file_is_taken_waits_is_refused_or_left_as_its_row_says(tmp_path, s
     assert len([line for line in lines if "is not evaluated" in line or "is skipped" in line]) == len(refused)
     assert all(line.isprintable() and len(line) < 6000 for line in lines)
     shown = json.loads(typed("status", "--json", "--work-dir", ears.paths.root).stdout)
-    known = pending.read(ears.paths, time.time())
+    known = pending.read_pending(ears.paths, time.time())
     assert shown["waiting"] == [w.model_dump() for w in known.waiting]
     assert shown["refused"] == [r.model_dump(exclude={"command"}) for r in known.refused]
     assert all(
@@ -236,7 +238,7 @@ def test_a_notice_comes_until_it_is_dealt_with(work):
     """Oldest first; to deal with it twice is fine; what is still being written is not there, and goes after an hour. A command
     that looks removes nothing."""
     for name in ("/a", "/b"):
-        leave(work, Notice(checkpoint=name))
+        leave_notice(work, Notice(checkpoint=name))
     for number in range(2):
         (work.inbox / f"{number}.json.tmp").write_text('{"check')
     os.utime(work.inbox / "0.json.tmp", (1, 1))
@@ -246,7 +248,7 @@ def test_a_notice_comes_until_it_is_dealt_with(work):
         assert announced(reader) == announced(Inbox(work)) == ["/a", "/b"]
     first = reader.look()[0]
     for _ in range(2):
-        done(first)
+        remove_notice(first)
     assert announced(reader) == ["/b"]
     assert [file.name for file in work.inbox.glob("*.tmp")] == ["1.json.tmp"]
 
@@ -254,7 +256,7 @@ def test_a_notice_comes_until_it_is_dealt_with(work):
 @pytest.mark.parametrize("what", ["read_with_status", "os.scandir"])
 def test_storage_that_errs_for_a_moment_costs_no_notice(work, monkeypatch, what):
     """A file is read later; a folder that cannot be listed has what it had."""
-    leave(work, Notice(checkpoint="/a"))
+    leave_notice(work, Notice(checkpoint="/a"))
     reader = Inbox(work)
     known = announced(reader) if what == "os.scandir" else []
 
@@ -286,7 +288,7 @@ def test_many_notices_hide_none(tmp_path, ears, monkeypatch):
         str(tmp_path / "good"),
         6,
     )
-    assert len(pending.read(work := ears.paths, time.time()).waiting) == pending.MOST_WAITING
+    assert len(pending.read_pending(work := ears.paths, time.time()).waiting) == pending.MOST_WAITING
     assert len(list(work.inbox.glob("*.json"))) == 50
 
 
@@ -296,21 +298,21 @@ def test_refused_files_are_bounded_and_go_after_a_week(work, monkeypatch):
     now, folder = 1e9, work.inbox / "refused"
 
     def refuse_one(name, at):
-        leave(work, Notice(checkpoint=name))
-        refuse(Inbox(work).look()[0], "no", at)
+        leave_notice(work, Notice(checkpoint=name))
+        refuse_notice(Inbox(work).look()[0], "no", at)
         return len(list(folder.iterdir()))
 
     assert [refuse_one(f"/{number // 2}", now + number) for number in range(8)][-1] == 10
-    shown = [(r.checkpoint, r.at - now) for r in inbox.refusals(work, now + 9)]
+    shown = [(r.checkpoint, r.at - now) for r in inbox.read_refusals(work, now + 9)]
     assert shown == [("/1", 3), ("/2", 5), ("/3", 7)]
     later = now + inbox.REFUSED_SECONDS + 6
-    assert [r.checkpoint for r in inbox.refusals(work, later)] == ["/3"]
+    assert [r.checkpoint for r in inbox.read_refusals(work, later)] == ["/3"]
     assert refuse_one("/new", later) == 4
 
 
 def test_commands_that_cannot_be_obeyed_yet_hide_no_other(ears, monkeypatch):
     for number in range(3):
-        leave(ears.paths, Notice(command="cancel", evaluation_id=f"e{number}"))
+        leave_notice(ears.paths, Notice(command="cancel", evaluation_id=f"e{number}"))
     asked = []
 
     def away(evaluation_id, _reason):
@@ -340,7 +342,7 @@ def test_a_notice_reaches_no_suite_file_that_is_not_listed(name):
     try:
         found = admitted_suite(Notice.model_construct(suite=name), watch, files)
     except NotAdmittedError:
-        assert name not in (*names(), "default", "own", "mine")
+        assert name not in (*suite_names(), "default", "own", "mine")
     else:
         plain = found == name and "/" not in found and not found.endswith(".toml")
         assert plain or found in ("/etc/own.toml", "/suites/mine.toml")
@@ -354,7 +356,7 @@ def test_places_and_suites_of_the_settings_are_those_that_a_notice_names(tmp_pat
     own.write_text(
         '[watch]\nroots = ["no", "."]\nfolders = ["run*", "nor"]\nsuites = ["mine.toml"]\nsuite = "mine"\n'
     )
-    watch = load(own, {}).watch
+    watch = load_config(own, {}).watch
     assert watch.suite == str(tmp_path / "mine.toml")
     assert [s.name for s in loaded_suites(watch)] == ["mine", "mine"]
     missing = {"roots": "no", "folders": "nor"}
@@ -375,7 +377,7 @@ def values(work, rank, at, key="ab" * 8):
 def test_the_values_of_all_ranks_of_one_save_come_to_the_evaluation_as_its_lines(ears, work):
     """Not those that an earlier run, another checkpoint or another user left. A notice that comes again changes nothing; one
     without rank 0's values leaves an empty file, so that a trial says it."""
-    leave(work, Notice(checkpoint="/c", trained_values="ab" * 8))
+    leave_notice(work, Notice(checkpoint="/c", trained_values="ab" * 8))
     (file,) = Inbox(work).look()
     evaluation = work.evaluation("id")
     own = [values(work, rank, at) for rank, at in ((0, 100.0), (1, 101.0), (2, 5000.0), (3, 99.0))]

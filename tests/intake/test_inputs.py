@@ -11,10 +11,10 @@ from support.inputs.world import kept, make
 from support.node_memory import safetensors
 from support.simulated.parts import SITE, record
 
+from coordinator.decide.evaluation.job_specs import Site
+from coordinator.decide.evaluation.records import evaluation_id
 from coordinator.errors import OperatorError
-from coordinator.evaluation.job_specs import Site
-from coordinator.evaluation.records import evaluation_id
-from coordinator.intake.checkpoint import inspect
+from coordinator.intake.checkpoint import inspect_checkpoint
 from coordinator.intake.request_sets import folder_name
 from coordinator.intake.source_keys import _named_by, check_adapter, inputs_of, with_full_paths
 from coordinator.intake.suites import load_suite
@@ -31,7 +31,7 @@ def keys_of(world):
         work_dir=str(world.path("work")), trial_command=(sys.executable,), worker_command=(), trial_env=env, worker_env=env
     )  # fmt: skip
     inputs = inputs_of(suite, model, site, "0")
-    checkpoint = inspect(world.path(world.model))
+    checkpoint = inspect_checkpoint(world.path(world.model))
     sets = {
         task.name: folder_name(suite, number, checkpoint, model, inputs)
         for number, task in enumerate(suite.tasks)

@@ -17,33 +17,33 @@ from support.with_root import USER, as_user
 
 from coordinator import hook
 from coordinator.base.isolate import LoopGuard
-from coordinator.config.schema import Config, WatchConfig
 from coordinator.errors import RetryError
 from coordinator.intake import folder_watch, from_settings, pending
 from coordinator.intake.checkpoint import step_of
 from coordinator.intake.folder_watch import FolderWatch
 from coordinator.intake.from_settings import LmEvalVersion
-from coordinator.intake.inbox import Inbox, done
+from coordinator.intake.inbox import Inbox, remove_notice
+from coordinator.site.config.schema import Config, WatchConfig
 from evaljobs.contract.paths import WorkPaths
 
 pytestmark = pytest.mark.usefixtures("every_tick")
 
 
 def read(ears):
-    return pending.read(ears.paths, time.time())
+    return pending.read_pending(ears.paths, time.time())
 
 
 def test_a_bug_in_our_code_refuses_the_checkpoint_that_meets_it(tmp_path, monkeypatch, caplog):
     """With its traceback in the log; the next daemon does not meet it again."""
     ears = daemon(tmp_path / "work")
-    make = from_settings.record_of
+    make = from_settings.evaluation_record
 
     def faulty(config, checkpoint, *args, **more):
         if checkpoint.endswith("bad"):
             raise ZeroDivisionError("a faulty rule")
         return make(config, checkpoint, *args, **more)
 
-    monkeypatch.setattr(from_settings, "record_of", faulty)
+    monkeypatch.setattr(from_settings, "evaluation_record", faulty)
     for name in ("bad", "good"):
         announce(ears, small(tmp_path / name))
     ears.tick()
@@ -179,7 +179,7 @@ def told(watch):
     watch.look()
     files = Inbox(watch.paths).look()
     for file in files:
-        done(file)
+        remove_notice(file)
     return [file.notice for file in files]
 
 

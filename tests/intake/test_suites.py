@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator import api
-from coordinator.config.schema import Config
-from coordinator.evaluation.records import Inputs, evaluation_id
+from coordinator.decide.evaluation.records import Inputs, evaluation_id
 from coordinator.intake import suites
 from coordinator.intake.inbox import Notice
-from coordinator.intake.suites import chosen, suite_of, words
-from coordinator.intake.validate import passed_over
+from coordinator.intake.suites import option_words, suite_choice, suite_of
+from coordinator.intake.validate import settings_passed_over
+from coordinator.site.config.schema import Config
 from evaljobs.contract.specs import CheckpointSpec, ModelOptions, SuiteSpec, TaskEntry
 
 TASK_OF_FILE = """[[task]]
@@ -31,7 +31,7 @@ def test_tasks_are_the_suite_of_a_file_with_the_same_values(tmp_path):
     whole = {"batch_size": 8, "seed": 7, "system_instruction": "Answer."}
     tasks = ("hellaswag", "arc_easy", "hellaswag")
     settings = {"apply_chat_template": True, **each, **whole, "batch_size": "8"}
-    made = suite_of(chosen(None, tasks, settings))
+    made = suite_of(suite_choice(None, tasks, settings))
     assert re.fullmatch(r"hellaswag-arc_easy-limit10-5shot-chat-[0-9a-f]{6}", made.name)
     lines = [f"{key} = {json.dumps(value)}" for key, value in {"name": made.name, **whole}.items()]
     text = "\n".join([*lines, "apply_chat_template = true", *map(TASK_OF_FILE.format, tasks[:2])])
@@ -51,7 +51,7 @@ def test_options_replace_what_a_suite_says_of_each_task():
     options = {"suite": "core", "token_budget": "4096", "mode": "fast"}
     fast = suite_of(options)
     assert (fast.mode, fast.token_budget, fast.name[:10]) == ("fast", 4096, "core-fast-")
-    assert words(options) == ["--suite", "core", "--token-budget", "4096", "--mode", "fast"]
+    assert option_words(options) == ["--suite", "core", "--token-budget", "4096", "--mode", "fast"]
     assert suite_of({"suite": "core", "mode": "exact"}).name == "core"
 
 
@@ -106,7 +106,7 @@ def test_a_name_is_readable_and_bounded_and_the_suggested_command_means_the_same
     assert len(name) <= 80
     assert (limit is not None) == name.endswith(f"limit{limit}")
     for given_limit in (limit or 1, share):
-        (word,) = words({"limit": given_limit})[1:]
+        (word,) = option_words({"limit": given_limit})[1:]
         assert float(word) == given_limit
 
 
@@ -157,15 +157,15 @@ def test_a_broken_yaml_beside_the_suites_tasks_is_named_by_line(tmp_path):
     """lm-eval passes it over without a word, and every other task of the folder is evaluated."""
     (tmp_path / "rivers.yaml").write_text("task: rivers\n")
     suite = SuiteSpec(name="s", include_path=(str(tmp_path),), tasks=(TaskEntry(name="rivers"),))
-    assert passed_over(suite) == ""
+    assert settings_passed_over(suite) == ""
     (tmp_path / "lakes.yaml").write_text("task: lakes\n  doc_to_text: {}\n")
-    assert f"{tmp_path}/lakes.yaml: line 2, column 14: mapping values" in passed_over(suite)
+    assert f"{tmp_path}/lakes.yaml: line 2, column 14: mapping values" in settings_passed_over(suite)
 
 
 # --- suite files ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", suites.names())
+@pytest.mark.parametrize("name", suites.suite_names())
 def test_every_shipped_suite_loads(name):
     """A shipped suite is valid, named like its file, and its folders are there."""
     suite = suites.load_suite(name)
@@ -199,11 +199,11 @@ CORE = SuiteSpec(name="core", batch_size=8, seed=7, tasks=TWO)
 
 def test_mode_budget_and_batch_sizes_of_tasks_are_part_of_the_id_where_a_suite_has_them():
     """A suite in exact mode has the id of one that names no mode."""
-    exact = suites.settled(CORE.model_copy(update={"mode": "exact"}), "fast", "hf")
+    exact = suites.suite_in_mode(CORE.model_copy(update={"mode": "exact"}), "fast", "hf")
     assert evaluation_id(CHECKPOINT, exact, MODEL, None, Inputs()) == evaluation_id(
         CHECKPOINT, CORE, MODEL, None, Inputs()
     )
-    fast = suites.settled(CORE, "fast", "hf")
+    fast = suites.suite_in_mode(CORE, "fast", "hf")
     sized = {"tasks": (TWO[0].model_copy(update={"batch_size": 4}), TWO[1])}
     some = [fast, *(fast.model_copy(update=each) for each in (sized, {"token_budget": 4096}))]
     ids = [
@@ -230,6 +230,6 @@ def test_the_suites_own_mode_goes_before_the_setting(tmp_path, text, setting, en
     (tmp_path / "tasks").mkdir()
     path = tmp_path / "mine.toml"
     path.write_text(f'name = "mine"\ninclude_path = ["tasks"]\n{text}\n[[task]]\nname = "a"\nlimit = 0.5\n')
-    made = suites.settled(suites.load_suite(path), setting, engine)
+    made = suites.suite_in_mode(suites.load_suite(path), setting, engine)
     assert (made.mode, made.token_budget) == found
     assert made.include_path == (str(tmp_path / "tasks"),)

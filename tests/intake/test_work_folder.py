@@ -15,12 +15,12 @@ from support.with_root import GROUP as SHARING
 from support.with_root import as_user
 
 import evaljobs
-from coordinator.config.schema import Config, TrialConfig
 from coordinator.errors import OperatorError
 from coordinator.intake import work_folder
 from coordinator.intake.from_settings import site_of
-from coordinator.intake.inbox import Inbox, Notice, leave, refusals, refuse
+from coordinator.intake.inbox import Inbox, Notice, leave_notice, read_refusals, refuse_notice
 from coordinator.intake.work_folder import open_folder as open_folder_of
+from coordinator.site.config.schema import Config, TrialConfig
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.storage import write_atomic
 
@@ -34,7 +34,7 @@ def mode(path):
 
 
 def load(work, group=None):
-    work_folder.load(None, work, {"shared_group": group})
+    work_folder.load_settings(None, work, {"shared_group": group})
 
 
 def test_modes_follow_the_settings_at_each_start(tmp_path, open_umask, caplog):
@@ -75,7 +75,7 @@ def test_a_folder_that_is_refused_stays_as_it_is_and_is_taken_once_the_line_is_t
         assert "\n" not in str(refused.value)
         assert mode(work) == bits
         subprocess.run(["sh", "-c", str(refused.value).split("`")[1]], check=True)
-    work_folder.load(None, work, {"shared_group": group}, makes=False)
+    work_folder.load_settings(None, work, {"shared_group": group}, makes=False)
     load(work, group)
 
 
@@ -102,17 +102,17 @@ def shared(open_folder):
 
 @need_root
 def test_a_member_leaves_checkpoints_reads_refusals_and_changes_nothing_else(shared):
-    own = leave(shared, Notice(checkpoint="/runs/own"))
-    leave(shared, Notice(checkpoint="/runs/refused"))
-    refuse(Inbox(shared).look()[1], "no", 1e9)
+    own = leave_notice(shared, Notice(checkpoint="/runs/own"))
+    leave_notice(shared, Notice(checkpoint="/runs/refused"))
+    refuse_notice(Inbox(shared).look()[1], "no", 1e9)
     (shared.root / "journal").touch(0o640)
 
     def act():
         os.umask(0o077)
         load(shared.root, SHARING)  # before any daemon ran
-        leave(shared, Notice(checkpoint="/runs/theirs"))
-        leave(shared, Notice(command="cancel", evaluation_id="e"))
-        assert [r.checkpoint for r in refusals(shared, 1e9)] == ["/runs/refused"]
+        leave_notice(shared, Notice(checkpoint="/runs/theirs"))
+        leave_notice(shared, Notice(command="cancel", evaluation_id="e"))
+        assert [r.checkpoint for r in read_refusals(shared, 1e9)] == ["/runs/refused"]
         changes = [
             own.unlink,
             lambda: own.rename(own.with_suffix(".bad")),

@@ -312,7 +312,7 @@ def test_an_upgrade_in_mid_evaluation_loses_nothing_and_changes_no_digit(local_s
     lines = [json.dumps({"when" if key == "at" else key: e[key] for key in e}) for e in events]
     (site.root() / "journal.jsonl").write_text("\n".join(lines) + "\n")
     upgraded = (
-        "from coordinator.evaluation.records import JOURNAL_FORMAT; from coordinator.runtime import upcasts\n"
+        "from coordinator.decide.evaluation.records import JOURNAL_FORMAT; from coordinator.runtime import upcasts\n"
         "named = lambda e: {'at' if key == 'when' else key: e[key] for key in e}\n"
         "upcasts.UPCASTS = {**upcasts.UPCASTS, JOURNAL_FORMAT - 1: named}\n"
         "from coordinator.__main__ import main; main()\n"

@@ -10,8 +10,8 @@ import pytest
 from support import sites
 
 from coordinator import hook
-from coordinator.intake.checkpoint import inspect
-from coordinator.trained_values import take
+from coordinator.intake.checkpoint import inspect_checkpoint
+from coordinator.trained_values import copy_values
 from evaljobs.staging.copy import hash_file
 from evaljobs.staging.fingerprint import SAMPLE_BYTES, SAVE_SUMS, content_of, read_header
 
@@ -58,7 +58,7 @@ def test_a_touched_or_copied_checkpoint_of_equal_content_takes_the_answers(tmp_p
         edited, kinds = jobs(site, site.run(site.evaluate()))
         assert {"stage", "trial"} <= kinds
         assert edited["evalspan"]["checkpoint_content"] != before["checkpoint_content"]
-        samples = [inspect(each).samples for each in (model, tmp_path / "another-name")]
+        samples = [inspect_checkpoint(each).samples for each in (model, tmp_path / "another-name")]
         assert samples[0] == samples[1], "the samples did not tell"
     finally:
         site.end_workers()
@@ -74,21 +74,23 @@ def unsampled(weights):
 def test_the_hooks_hashes_say_at_acceptance_that_a_copy_is_the_same(tmp_path, toy_model, warm):
     """Then no job but the request set's runs, also without staging. Hashes older than the weights say nothing."""
     model = shutil.copytree(toy_model, tmp_path / "step-1")
-    sums = {f.name: hash_file(model / f.name) for f in inspect(model).files}
+    sums = {f.name: hash_file(model / f.name) for f in inspect_checkpoint(model).files}
     (model / SAVE_SUMS).write_text(json.dumps({"xxh3_128": sums}))
     entries = {"toy_choice": {"limit": 8}}
     site = sites.local(tmp_path, model, "--slots", "1", entries=entries, more="\n[stage]\nenabled = false\n")
     site.env["EVALSPAN_TRIAL_PROLOGUE"] = warm
     try:
         first, _ = jobs(site, site.run(site.evaluate()))
-        assert first["evalspan"]["checkpoint_content"] == content_of(sums) == inspect(model).content
+        assert (
+            first["evalspan"]["checkpoint_content"] == content_of(sums) == inspect_checkpoint(model).content
+        )
         site.model = shutil.copytree(model, tmp_path / "step-2", copy_function=shutil.copyfile)
         (site.model / SAVE_SUMS).touch()
         copied, kinds = jobs(site, site.run(site.evaluate()))
         assert not kinds & {"stage", "trial", "metric"}
         assert copied["results"] == first["results"]
         (model / "model.safetensors").touch()
-        assert inspect(model).content is None
+        assert inspect_checkpoint(model).content is None
     finally:
         site.end_workers()
 
@@ -127,7 +129,9 @@ def test_a_checkpoint_that_is_not_what_training_held_is_not_scored(tmp_path, toy
         failed = set(site.results()["failed"].values())
         trials = list((site.root() / "outcomes").glob("*-trial-*.failed.json"))
         others = {key: each for key, each in state.items() if key != name}
-        (site.root() / "trained_values.jsonl").write_text(take(others, str(model), 1, "core", 0)._text())
+        (site.root() / "trained_values.jsonl").write_text(
+            copy_values(others, str(model), 1, "core", 0)._text()
+        )
         again = site.run(site.command("retry", site.root().name))
         site.run(site.command("daemon", "--until-idle"))
         report = site.run(site.command("report", site.root().name, "--json"))

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.report.judge_cost import judge_use
+from coordinator.results.report.judge_cost import judge_use
 from evaljobs.contract.specs import JudgeConfig
-from evaljobs.judges.judgement import Ask, Judgement, ask_key, cost, cost_at_most, read_answer
+from evaljobs.judges.judgement import Ask, Judgement, ask_key, cost_at_most, read_answer, reply_cost
 
 JUDGE = JudgeConfig(
     url="http://h/v1", model="m", price_per_million_prompt_tokens=2.5, price_per_million_completion_tokens=10
@@ -64,7 +64,7 @@ def test_a_key_is_the_content(one, two):
 def test_no_request_costs_more_than_its_most(ask, completion):
     """Tokens are at most bytes, and completions at most max_tokens: the most bounds the bill."""
     tokens = len((ask.system + ask.user).encode(errors="replace"))
-    paid = cost(JUDGE, tokens, min(completion, JUDGE.max_tokens))
+    paid = reply_cost(JUDGE, tokens, min(completion, JUDGE.max_tokens))
     assert 0 <= paid <= cost_at_most(JUDGE, ask)
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from support.exactness import pipeline
 
-from coordinator.config.schema import Config, JudgeConfig
 from coordinator.errors import OperatorError as CoordinatorError
 from coordinator.intake import suites
 from coordinator.intake.from_settings import judge_for, judge_options
+from coordinator.site.config.schema import Config, JudgeConfig
 from evaljobs.contract.outcomes import Failed, Scored
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import SuiteSpec, TaskEntry
@@ -21,7 +21,7 @@ from evaljobs.judges.judgement import Reply
 from evaljobs.lmeval import hooks, run
 from evaljobs.scoring import score
 
-TASKS = str(suites.folder() / "judge")
+TASKS = str(suites.suite_folder() / "judge")
 SHORT = {"max_gen_toks": 4}
 
 
@@ -60,7 +60,7 @@ def test_ratings_are_asked_ahead_and_scored_from_disk(model_dir, folder, job, en
     users = endpoint.users()
     given = [float(json.loads(f.read_bytes())["answer"][7:-2]) for f in folder.glob("judgements/*.json")]
     for _ in range(2):
-        outcome = score.perform(spec)
+        outcome = score.perform_metric_job(spec)
         found = results_of(outcome)
         assert found["judged,none"] == 1.0
         assert found["judge_score,none"] == pytest.approx(sum(given) / 12)  # FastChat's: over all turns
@@ -71,7 +71,7 @@ def test_ratings_are_asked_ahead_and_scored_from_disk(model_dir, folder, job, en
         assert found["judge_score_stderr,none"] > 0
     assert len(endpoint.requests) == 12
     assert sum("[Question]" in user and "Assistant's Answer" in user for user in users) == 6
-    questions = (suites.folder() / "judge/data/questions.jsonl").read_text().splitlines()
+    questions = (suites.suite_folder() / "judge/data/questions.jsonl").read_text().splitlines()
     first, second = json.loads(questions[0])["turns"]
     place = next(EvaluationPaths(folder).samples.glob("samples_mt_bench_*"))
     said = json.loads(place.read_text().splitlines()[0])["resps"][0][0]
@@ -126,7 +126,7 @@ def test_a_document_without_judgement_counts_in_no_mean_and_is_named(model_dir, 
     assert any("content policy" in why for why in part.failed.values())
     assert any("no rating" in why for why in part.failed.values())
     endpoint.handle = lambda r: r.error(400, "content policy")
-    outcome = score.perform(spec)
+    outcome = score.perform_metric_job(spec)
     found = results_of(outcome)
     assert [found[f"judge_score{turn},none"] for turn in ("", "_turn1", "_turn2")] == [8.0] * 3
     assert found["judged,none"] == pytest.approx(4 / 6)
@@ -144,7 +144,7 @@ def test_pairs_are_judged_in_both_orders(model_dir, folder, job, endpoint):
     """A judge that always prefers the first answer gives ties, one that never prefers the baseline
     none; each turn is asked with swapped answers.
     """
-    place = suites.folder() / "judge/data/references.jsonl"
+    place = suites.suite_folder() / "judge/data/references.jsonl"
     baselines = [json.loads(line)["choices"][0]["turns"] for line in place.read_text().splitlines()]
     one, two = baselines[0]
 
@@ -158,7 +158,7 @@ def test_pairs_are_judged_in_both_orders(model_dir, folder, job, endpoint):
 
     endpoint.handle = handle
     spec = answered(model_dir, folder, "mt_bench_pair", job)
-    outcome = score.perform(spec)  # no execute job came before: the score asks
+    outcome = score.perform_metric_job(spec)  # no execute job came before: the score asks
     found = results_of(outcome)
     assert [found[f"win_rate{turn},none"] for turn in ("", "_turn1", "_turn2")] == [0.75, 0.5, 1.0]
     assert found["judged,none"] == 1.0
@@ -174,7 +174,7 @@ def test_a_judge_task_without_a_judge_is_refused_early(model_dir, folder, endpoi
     with pytest.raises(OperatorError, match=r"judge = true"):
         pipeline.answered(model_dir, suite_of("mt_bench", judge=False), folder, 2, {})
     endpoint.handle = lambda r: r.error(401, "no such key")
-    outcome = score.perform(answered(model_dir, folder, "mt_bench", job))
+    outcome = score.perform_metric_job(answered(model_dir, folder, "mt_bench", job))
     assert isinstance(outcome, Failed)
     assert outcome.blame == "operator"
     assert "no such key" in outcome.error

@@ -22,16 +22,28 @@ from support.toys import config_text
 from support.trainings import leave
 from support.with_root import fill, small_disk
 
-from coordinator.config.schema import RetentionConfig
-from coordinator.keeping.archive import FOLDERS, MOST_FILES, archive_ended, count_files
-from coordinator.keeping.housekeeping import RETENTION_SECONDS, Job, keep_house, prune_due
-from coordinator.keeping.prune import carry_out, prune_now, read_work_folder
-from coordinator.keeping.retention import GOING, OnDisk, Shared, Size, WorkFolder, going
-from coordinator.report.load_series import read_document
+from coordinator.operations.keeping.archive import FOLDERS, MOST_FILES, archive_ended, count_files
+from coordinator.operations.keeping.housekeeping import (
+    RETENTION_SECONDS,
+    HousekeepingJob,
+    keep_house,
+    prune_due,
+)
+from coordinator.operations.keeping.prune import prune_folder, prune_now, read_work_folder
+from coordinator.operations.keeping.retention import (
+    REMOVED_PARTS,
+    OnDisk,
+    SharedFile,
+    Size,
+    WorkFolder,
+    removable_parts,
+)
+from coordinator.results.report.load_series import read_document
 from coordinator.runtime.finalize import shard_spans
 from coordinator.runtime.journal import Journal, read_events
-from evaljobs.contract import folded
-from evaljobs.contract.columns import packed, unpacked
+from coordinator.site.config.schema import RetentionConfig
+from evaljobs.contract import archived_files
+from evaljobs.contract.columns import pack_columns, unpack_columns
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.storage import read_frame
 
@@ -41,9 +53,9 @@ SCORES = RetentionConfig(keep="scores", older_than="0h")
 def contents(paths):
     """Every file of the folders, read as commands read it."""
     return {
-        f"{name}/{file.name}": folded.read_bytes(file)
+        f"{name}/{file.name}": archived_files.read_bytes(file)
         for name in FOLDERS
-        for file in folded.files_in(paths.root / name)
+        for file in archived_files.files_in(paths.root / name)
     }
 
 
@@ -74,7 +86,7 @@ def test_an_evaluation_of_64_nodes_and_60_tasks_is_left_in_8_files(tmp_path):
     assert shard_spans(state, paths) == spans
     for shard in state.shards.by_name.values():
         assert read_frame(paths.responses, shard.frame).shard in state.shards.by_name
-    held = folded.members(folded.archive_of(paths.root)).values()
+    held = archived_files.archive_members(archived_files.archive_of(paths.root)).values()
     stored = {i.filename.startswith("responses/") for i in held if i.compress_type == zipfile.ZIP_STORED}
     assert stored == {True}
 
@@ -84,10 +96,10 @@ def test_the_documents_of_an_ended_evaluation_are_merged_whether_it_is_archived_
     """Law: after the end one file holds the documents of all entries, beside the archive."""
     one = {"doc_id": np.arange(3), "doc_hash": np.arange(3), "acc,none": np.ones(3)}
     for entry in range(2):
-        paths.columns(entry).write_bytes(packed({(entry, f"t{entry}"): one}))
+        paths.columns(entry).write_bytes(pack_columns({(entry, f"t{entry}"): one}))
     assert archive_ended(paths, most=most) == (most == 0)
-    assert not folded.files_in(paths.scores, "*.parquet")
-    assert [*unpacked(paths.documents.read_bytes(), "").tasks] == ["t0", "t1"]
+    assert not archived_files.files_in(paths.scores, "*.parquet")
+    assert [*unpack_columns(paths.documents.read_bytes(), "").tasks] == ["t0", "t1"]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +117,7 @@ def test_what_is_killed_at_any_step_loses_nothing_that_stays_and_is_done_again(
             (paths.root / name).parent.mkdir()
             (paths.root / name).write_bytes(b"again")
         assert contents(paths)["scores/000-t0.json"] == b"again"
-    goes = () if keep == "all" else GOING[keep]
+    goes = () if keep == "all" else REMOVED_PARTS[keep]
     policy = SCORES.model_copy(update={"keep": keep})
 
     def act():
@@ -138,7 +150,7 @@ def test_a_reader_of_an_archive_that_is_replaced_meanwhile_has_the_files_bytes(p
     assert archive_ended(paths, most=0)
     expected = contents(paths)
     file = next(f for f in expected if f.startswith("responses/"))
-    listed, replaced = folded._read_members, []
+    listed, replaced = archived_files._read_members, []
 
     def late(archive, *stamp):
         if not replaced:
@@ -152,9 +164,9 @@ def test_a_reader_of_an_archive_that_is_replaced_meanwhile_has_the_files_bytes(p
         return listed(archive, *stamp)
 
     late.cache_clear = listed.cache_clear
-    monkeypatch.setattr(folded, "_read_members", late)
+    monkeypatch.setattr(archived_files, "_read_members", late)
     listed.cache_clear()
-    assert folded.read_bytes(paths.root / file) == expected[file]
+    assert archived_files.read_bytes(paths.root / file) == expected[file]
     assert replaced
 
 
@@ -176,7 +188,7 @@ def test_what_is_open_is_not_archived_and_what_is_no_regular_file_stays(paths, t
     os.mkfifo(paths.logs / "pipe.log")
     assert archive_ended(paths, most=0)
     assert {f.name for f in paths.logs.iterdir()} == {"link.log", "pipe.log", odd.name}
-    assert "logs/link.log" not in folded.members(folded.archive_of(paths.root))
+    assert "logs/link.log" not in archived_files.archive_members(archived_files.archive_of(paths.root))
 
 
 def test_a_full_disk_costs_no_file(made, tmp_path):
@@ -200,7 +212,7 @@ def test_a_damaged_archive_is_an_error_and_costs_no_loose_file(paths, at):
     """Damaged in its members, or in the list of them."""
     shutil.rmtree(paths.responses)  # their frames have checksums of their own
     archive_ended(paths, most=0)
-    archive = folded.archive_of(paths.root)
+    archive = archived_files.archive_of(paths.root)
     data = bytearray(archive.read_bytes())
     place = int(at * len(data)) if at > 0 else len(data) + int(at)
     data[place : place + 8] = bytes(b ^ 0xFF for b in data[place : place + 8])
@@ -236,7 +248,7 @@ def test_retention_prunes_at_most_once_a_day_whatever_starts_it(paths, work):
     """A daemon that starts anew each minute included."""
     now = time.time()
     assert prune_due(work, now)
-    keep_house(Job(work_dir=str(work.root), horizon=100, ended=(), retention=SCORES), now)
+    keep_house(HousekeepingJob(work_dir=str(work.root), horizon=100, ended=(), retention=SCORES), now)
     assert not paths.specs.exists()
     assert not prune_due(work, now + RETENTION_SECONDS / 2)
     assert prune_due(work, now + RETENTION_SECONDS + 60)
@@ -249,11 +261,11 @@ def test_what_is_used_again_since_the_plan_stays(paths, work):
         (work.request_sets / name).mkdir(parents=True)
         (work.request_sets / name / "entry.json").write_text("{}")
         os.utime(work.request_sets / name, (1, 1))
-    made = going(read_work_folder(work), SCORES, now, code=None)
+    made = removable_parts(read_work_folder(work), SCORES, now, code=None)
     assert made.evaluations
     os.utime(work.request_sets / "old-1")
     journal = Journal(paths.journal)
-    left = {Path(name).name: why for name, why in carry_out(work, made, SCORES, now)}
+    left = {Path(name).name: why for name, why in prune_folder(work, made, SCORES, now)}
     known = {"old-1": "it is in use again", "old-2": ""}
     assert left == {paths.root.name: "it is in use", **known}
     assert [f.name for f in work.request_sets.iterdir()] == ["old-1"]
@@ -262,7 +274,7 @@ def test_what_is_used_again_since_the_plan_stays(paths, work):
     resumed = json.dumps({**status, "ended_at": status["ended_at"] + 1}), ""  # and ended anew; and is open
     for text in resumed:
         paths.status.write_text(text)
-        assert "a coordinator has resumed it" in [why for _, why in carry_out(work, made, SCORES, now)]
+        assert "a coordinator has resumed it" in [why for _, why in prune_folder(work, made, SCORES, now)]
         assert count_files(paths) == files
 
 
@@ -297,7 +309,7 @@ def test_prune_changes_nothing_without_yes_and_keeps_baselines(paths, work, tmp_
     assert not paths.samples.exists()
     assert list(read_events(paths.journal))
     assert json.loads(paths.results.read_bytes())["results"]
-    assert len(folded.files_in(paths.scores)) == 2
+    assert len(archived_files.files_in(paths.scores)) == 2
     paths.report.unlink()  # this one is no report
     assert read_document(paths).scores
 
@@ -318,7 +330,7 @@ SHARED = {
 }
 POLICIES = st.builds(
     RetentionConfig,
-    keep=st.sampled_from(sorted(GOING)),
+    keep=st.sampled_from(sorted(REMOVED_PARTS)),
     older_than=st.integers(0, 100).map("{}h".format),
     baselines=st.sampled_from([(), ("none", "step-2"), ("step-[01]",)]),
 )
@@ -328,7 +340,7 @@ EVALUATIONS = st.builds(
     evaluation_id=st.sampled_from(NAMES),
     accepted_at=TIMES[0],
     ended_at=st.none() | TIMES[1],
-    parts=st.dictionaries(st.sampled_from(["", "scores", *GOING["scores"]]), SIZES),
+    parts=st.dictionaries(st.sampled_from(["", "scores", *REMOVED_PARTS["scores"]]), SIZES),
     sets=st.frozensets(st.sampled_from(SETS)),
     reuses=st.sampled_from([*map(frozenset, ((), NAMES[:2], NAMES[2:]))]),
     checkpoint=st.sampled_from(["", "d1", "d2"]),
@@ -336,7 +348,7 @@ EVALUATIONS = st.builds(
 ITEMS = st.tuples(
     *(
         st.builds(
-            Shared, kind=st.just(kind), path=st.just(f"/w/{name}"), size=SIZES, used_at=st.floats(0, NOW)
+            SharedFile, kind=st.just(kind), path=st.just(f"/w/{name}"), size=SIZES, used_at=st.floats(0, NOW)
         )
         for kind, names in SHARED.items()
         for name in names
@@ -354,7 +366,7 @@ def test_nothing_goes_that_is_young_or_needed_or_a_record(folder, policy, code):
     Of what they share: no set while an evaluation has responses to it, no code that a job may run, no converted
     checkpoint of an open one.
     """
-    gone = going(folder, policy, NOW, code=code)
+    gone = removable_parts(folder, policy, NOW, code=code)
     reused = {name for e in folder.evaluations if e.ended_at is None for name in e.reuses}
     by_id = {e.evaluation_id: e for e in folder.evaluations}
     for each in gone.evaluations:
@@ -362,7 +374,7 @@ def test_nothing_goes_that_is_young_or_needed_or_a_record(folder, policy, code):
         assert each.evaluation_id not in reused
         assert not any(fnmatchcase(each.evaluation_id, glob) for glob in policy.baselines)
         assert each.parts.items() <= by_id[each.evaluation_id].parts.items()
-        assert each.parts.keys() <= set(GOING[str(policy.keep)]) - {"", "scores"}
+        assert each.parts.keys() <= set(REMOVED_PARTS[str(policy.keep)]) - {"", "scores"}
         if policy.keep == "responses":
             assert not each.parts.keys() & {"responses", "samples", "verdicts", "judgements"}
     assert all(NOW - item.used_at >= policy.older_than_seconds for item in gone.shared)

@@ -8,11 +8,11 @@ from support.commands import typed
 from support.toys import TASKS, config_text
 
 import evalspan
-from coordinator.config.schema import RetentionConfig
-from coordinator.keeping.archive import FOLDERS, archive_ended
-from coordinator.keeping.prune import prune_now, read_work_folder
+from coordinator.operations.keeping.archive import FOLDERS, archive_ended
+from coordinator.operations.keeping.prune import prune_now, read_work_folder
 from coordinator.runtime.journal import read_events
-from evaljobs.contract.folded import files_in
+from coordinator.site.config.schema import RetentionConfig
+from evaljobs.contract.archived_files import files_in
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 pytestmark = pytest.mark.model

@@ -22,17 +22,17 @@ from evaljobs.lmeval.batches import (
     Conversation,
     Piece,
     Turn,
-    chunks,
+    batch_chunks,
     decode_pieces,
     encode_batches,
     encode_requests,
 )
-from evaljobs.lmeval.conversations import turns
+from evaljobs.lmeval.conversations import turn_answers
 from evaljobs.lmeval.replay_model import ReplayError, check_whole, collect_answers
 from evaljobs.lmeval.result_keys import instances_digest
 from evaljobs.requests import build
 from evaljobs.trial.engines.harness import SELF_BATCHING_SIZE, HarnessEngine, run_batch
-from evaljobs.trial.engines.loading import load
+from evaljobs.trial.engines.loading import load_engine
 from evaljobs.trial.engines.protocol import Loaded
 from evaljobs.trial.shard_runner import RequestSet
 
@@ -128,7 +128,7 @@ def test_a_set_counts_all_turns_and_is_known_by_them(model_dir, tmp_path):
     """Prompts and caps of every turn count in manifest and index; another later message is another
     set; engines with batches of their own get the same ones.
     """
-    built = build.build(spec(model_dir, tmp_path / "a"))
+    built = build.build_request_sets(spec(model_dir, tmp_path / "a"))
     place = Path(built.sets["toy_talks"])
     manifest = read_record(request_set_manifest(place), RequestSetManifest)
     docs = documents()
@@ -140,13 +140,15 @@ def test_a_set_counts_all_turns_and_is_known_by_them(model_dir, tmp_path):
     assert head.follow_up == "next"
     assert manifest.prompt_tokens == sum(sum(p.lengths(CAP)) for p in pieces)
     assert all(len(p.lengths(CAP)) == 1 + len(docs[p.document]["next"]) for p in pieces)
-    shots = build.build(spec(model_dir, tmp_path / "b", task={"num_fewshot": 2})).sets["toy_talks"]
+    shots = build.build_request_sets(spec(model_dir, tmp_path / "b", task={"num_fewshot": 2})).sets[
+        "toy_talks"
+    ]
     histories = [p.conversation.history for p in build.read_requests(Path(shots))[1]]
     (roles,) = {tuple(m["role"] for m in history) for history in histories}
     assert roles == ("system", *("user", "assistant") * 2, "user")
     other = task_folder(tmp_path / "c", {"dataset_kwargs": {"seed": 9, "rows": 10, "other": 1}})
-    assert build.build(spec(model_dir, tmp_path / "d", other)).sets != built.sets
-    texts = build.build(spec(model_dir, tmp_path / "e", engine="vllm")).sets["toy_talks"]
+    assert build.build_request_sets(spec(model_dir, tmp_path / "d", other)).sets != built.sets
+    texts = build.build_request_sets(spec(model_dir, tmp_path / "e", engine="vllm")).sets["toy_talks"]
     assert list(RequestSet(texts, 4).batches(0, 3)) == list(RequestSet(place, 4).batches(0, 3))
 
 
@@ -178,14 +180,16 @@ def test_what_cannot_be_a_conversation_is_refused_when_it_is_built(name, model_d
             shutil.copy(file, tmp_path)
         model_dir = tmp_path
     with pytest.raises(OperatorError, match=says):
-        build.build(spec(model_dir, tmp_path / "sets", task_folder(tmp_path / "tasks", task), **suite))
+        build.build_request_sets(
+            spec(model_dir, tmp_path / "sets", task_folder(tmp_path / "tasks", task), **suite)
+        )
 
 
 @pytest.mark.model
 def test_a_template_that_changes_is_refused_by_the_trial(model_dir, tmp_path):
     """A model whose template renders the first turn differently gives no answers."""
-    place = build.build(spec(model_dir, tmp_path)).sets["toy_talks"]
-    lm = load(str(model_dir), OPTIONS, 4).lm
+    place = build.build_request_sets(spec(model_dir, tmp_path)).sets["toy_talks"]
+    lm = load_engine(str(model_dir), OPTIONS, 4).lm
     (batch,) = RequestSet(place, 4).batches(0, 1)
     lm.tokenizer.chat_template = "Today is Tuesday. " + lm.tokenizer.chat_template
     with pytest.raises(OperatorError, match="contain the date"):
@@ -207,9 +211,9 @@ def test_answers_come_back_turn_by_turn_whatever_they_say(said, tmp_path_factory
     with FrameWriter(place) as writer:
         frame = writer.append(shard_record((0, said)))
     (answer,) = collect_answers(HEAD, "k", place.parent, [frame])
-    assert turns(answer) == tuple(said)
+    assert turn_answers(answer) == tuple(said)
     with pytest.raises(OperatorError, match="evalspan eval"):  # plain `lm_eval` gives one text
-        turns(said[0])
+        turn_answers(said[0])
 
 
 def piece(document, length, later):
@@ -229,7 +233,7 @@ PIECES = st.lists(st.builds(piece, st.integers(0, 99), st.integers(1, 120), LATE
 def test_every_turn_costs_its_prompt_and_its_cap(pieces, size):
     """Batches of one are exact: prompts with earlier answers at their cap. Others pad."""
     assert [*decode_pieces(encode_requests(HEAD, pieces).splitlines()[1:])] == pieces
-    _, index = encode_batches(HEAD, "k", list(chunks(HEAD, pieces, size)), size)
+    _, index = encode_batches(HEAD, "k", list(batch_chunks(HEAD, pieces, size)), size)
     answers = sum(1 + len(p.conversation.turns) for p in pieces)
     exact = sum(min(n, 93) for p in pieces for n in p.lengths(7))
     assert sum(index.generated_tokens) == 7 * answers

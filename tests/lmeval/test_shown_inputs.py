@@ -18,8 +18,14 @@ import numpy as np
 import pytest
 
 from evaljobs.lmeval import shown_inputs, source_files
-from evaljobs.lmeval.present_data import made_anew
-from evaljobs.lmeval.shown_inputs import CHANGING, changed, in_words, merged, recorded
+from evaljobs.lmeval.present_data import prepare_afresh
+from evaljobs.lmeval.shown_inputs import (
+    CHANGING_DIGEST,
+    changed_paths,
+    merge_rows,
+    record_inputs,
+    rows_in_words,
+)
 from evaljobs.lmeval.task_paths import LOADERS
 
 GRADELIB = "package:gradelib"
@@ -54,7 +60,10 @@ def place(tmp_path, monkeypatch):
 def run(place, *, fails=False):
     """Rows of a block that imports, reads and writes."""
     rows = {}
-    with pytest.raises(ValueError) if fails else nullcontext(), recorded(rows, leave_out=[place / "work"]):
+    with (
+        pytest.raises(ValueError) if fails else nullcontext(),
+        record_inputs(rows, leave_out=[place / "work"]),
+    ):
         importlib.import_module("asking")
         (place / "own/words.txt").read_text()
         assert [*(place / "own/parts").glob("*.txt")]
@@ -74,8 +83,8 @@ def test_a_run_shows_what_it_read_and_imported_and_not_what_it_made(place, fails
     assert rows.keys() == {GRADELIB, *(str(place / "own" / n) for n in ("asking.py", "words.txt"))} | {
         f"{place}/own/parts/"
     }
-    assert in_words(GRADELIB) == "package gradelib"
-    assert changed(rows) == []
+    assert rows_in_words(GRADELIB) == "package gradelib"
+    assert changed_paths(rows) == []
 
 
 def test_the_next_task_imports_its_own_modules(place):
@@ -93,20 +102,20 @@ def test_each_change_is_told(place):
     rows, words, parts = run(place), place / "own/words.txt", place / "own/parts"
     os.utime(words)
     (parts / "__pycache__").mkdir()
-    assert changed(rows) == []
+    assert changed_paths(rows) == []
     (parts / "two.txt").write_text("")
-    assert changed(rows) == [f"{parts}/"]
+    assert changed_paths(rows) == [f"{parts}/"]
     (parts / "two.txt").unlink()
     was = words.stat()
     words.write_text("ocean\n")
     os.utime(words, ns=(was.st_atime_ns, was.st_mtime_ns))
-    assert changed(rows) == [str(words)]
+    assert changed_paths(rows) == [str(words)]
     words.write_text("river\n")
-    assert changed(rows) == []
+    assert changed_paths(rows) == []
     info = place / "site-packages/gradelib-1.0.dist-info"
     info.rename(info.with_name("gradelib-2.0.dist-info"))
     (place / "own/asking.py").unlink()
-    assert changed(rows) == [str(place / "own/asking.py"), GRADELIB]
+    assert changed_paths(rows) == [str(place / "own/asking.py"), GRADELIB]
 
 
 def opened(name, flags):
@@ -160,29 +169,29 @@ def test_what_a_run_opened_tried_to_open_or_listed_is_an_input(place, monkeypatc
     rows = {}
     for name in LOOKS:
         shutil.copytree(place / "own", place / name)
-    with recorded(rows):
+    with record_inputs(rows):
         for name, (look, _, _) in LOOKS.items():
             monkeypatch.chdir(place / name)
             where(look)
-    assert changed(rows) == []
+    assert changed_paths(rows) == []
     for name, (_, row, edited) in LOOKS.items():
         (place / name / edited).parent.mkdir(exist_ok=True)
         (place / name / edited).write_text("edited\n")
-        told = {path for path in changed(rows) if path.startswith(f"{place / name}/")}
+        told = {path for path in changed_paths(rows) if path.startswith(f"{place / name}/")}
         assert told == ({f"{place / name}/{row}"} if row else set()), name
 
 
 def test_a_file_that_changes_while_it_is_read_equals_none(place):
     words, rows = place / "own/words.txt", dict[str, str]()
-    with recorded(rows):
+    with record_inputs(rows):
         words.read_text()
         os.system(f"echo ocean > {words}")  # noqa: S605 (another process)
-    assert rows[str(words)] == CHANGING
-    assert changed(rows) == [str(words)]
+    assert rows[str(words)] == CHANGING_DIGEST
+    assert changed_paths(rows) == [str(words)]
 
 
 def test_two_runs_that_saw_different_contents_equal_none():
-    assert merged([{"/a": "1", "/b": "2"}, {"/a": "1", "/b": "3"}]) == {"/a": "1", "/b": CHANGING}
+    assert merge_rows([{"/a": "1", "/b": "2"}, {"/a": "1", "/b": "3"}]) == {"/a": "1", "/b": CHANGING_DIGEST}
 
 
 def test_the_revisions_of_a_data_set_are_a_row(tmp_path):
@@ -190,16 +199,16 @@ def test_the_revisions_of_a_data_set_are_a_row(tmp_path):
     made = tmp_path / "datasets/org___my_rows-2/default/0.0.0"  # of org/MyRows-2, as `datasets` names it
     (made / "one").mkdir(parents=True)
     rows = shown_inputs.revision_rows(["org/MyRows-2"], "datasets", {"HF_HOME": str(tmp_path)})
-    assert changed(rows) == []
+    assert changed_paths(rows) == []
     (made / "two").mkdir()
-    assert changed(rows) == [f"{made}/"]
+    assert changed_paths(rows) == [f"{made}/"]
     refs = tmp_path / "hub/datasets--org--MyRows-2/refs"
     refs.mkdir(parents=True)
     (refs / "main").write_text("a" * 40)
     rows = shown_inputs.revision_rows(["org/MyRows-2"], "datasets", {"HF_HOME": str(tmp_path)})
-    assert changed(rows) == []
+    assert changed_paths(rows) == []
     (refs / "main").write_text("b" * 40)
-    assert [in_words(path) for path in changed(rows)] == ["the revision of org/MyRows-2"]
+    assert [rows_in_words(path) for path in changed_paths(rows)] == ["the revision of org/MyRows-2"]
 
 
 def test_readme_and_docs_say_the_same_of_what_is_not_seen():
@@ -234,7 +243,7 @@ def test_a_copy_of_a_folder_is_another_suite(tmp_path):
     for folder in folders:
         folder.mkdir()
         (folder / "own.yaml").write_text("task: own\n")
-    keys = {source_files.named_by([str(f)], "own", source_files.Digests()).key() for f in folders}
+    keys = {source_files.files_named_by([str(f)], "own", source_files.Digests()).key() for f in folders}
     assert len(keys) == 2
 
 
@@ -278,7 +287,7 @@ def test_data_are_those_of_now_and_nothing_is_left(tmp_path, monkeypatch):
         if was is not None:
             os.utime(file, ns=(was.st_atime_ns, was.st_mtime_ns))
         word.write_text(value)
-        with made_anew():
+        with prepare_afresh():
             rows = datasets.load_dataset("json", data_files=str(file), split="train", cache_dir=cache)
             drawn = [rows.map(lambda row: {"r": random.random(), **row})["r"][0] for _ in range(2)]
             rows = rows.map(lambda row: {"w": word.read_text(), **row})

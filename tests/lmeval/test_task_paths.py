@@ -80,11 +80,11 @@ def texts(task):
 
 
 def source_key(folder, name="own"):
-    return source_files.named_by([str(folder)], name, source_files.Digests()).key()
+    return source_files.files_named_by([str(folder)], name, source_files.Digests()).key()
 
 
 def ask(folder, *names):
-    return catalogue.ask([str(folder)], names or ["own"])
+    return catalogue.resolve_names([str(folder)], names or ["own"])
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -117,9 +117,9 @@ def test_a_yaml_file_is_a_name(tasks, command):
     if command:
         argv = [sys.executable, "-m", "evaljobs", "tasks", json.dumps({"include_path": [], "names": names})]
         done = subprocess.run(argv, capture_output=True, text=True, check=True)
-        answer = catalogue.Answer(**json.loads(done.stdout.splitlines()[-1]))
+        answer = catalogue.ResolvedNames(**json.loads(done.stdout.splitlines()[-1]))
     else:
-        answer = catalogue.ask([], names)
+        answer = catalogue.resolve_names([], names)
     assert answer.unknown == {}
     assert list(answer.unfit) == [str(bad)]
     assert answer.files == [str(folder / "data" / "test.jsonl")]
@@ -265,8 +265,8 @@ def test_what_cannot_be_read_is_refused_with_the_cause(lines, file, text, says, 
 def test_a_yaml_that_holds_itself_is_refused(tasks):
     """An alias within its own value has no end for whoever walks over it."""
     write(tasks, METRIC + "metadata: &x\n  - *x")
-    assert task_yaml.unreadable(tasks / "own.yaml") == "an alias in it contains itself"
-    assert task_yaml.parsed(tasks / "own.yaml") == {}
+    assert task_yaml.unreadable_reason(tasks / "own.yaml") == "an alias in it contains itself"
+    assert task_yaml.parse_yaml(tasks / "own.yaml") == {}
 
 
 @pytest.mark.parametrize("text", [None, "doc_to_text: [\n"])
@@ -315,12 +315,12 @@ def test_lm_evals_own_tasks_are_looked_up_by_their_yaml(tasks, tmp_path):
     """A group of lm-eval's own, from the list that another process left: each leaf's data. `gsm8k` has the tag
     `math_word_problems`: a fault of another task of that tag concerns no suite with gsm8k.
     """
-    first, again = (catalogue.ask([], ["arc_easy", "glue"], str(tmp_path)) for _ in range(2))
+    first, again = (catalogue.resolve_names([], ["arc_easy", "glue"], str(tmp_path)) for _ in range(2))
     assert first == again
     assert first.uncached["arc_easy"] == "allenai/ai2_arc"
     assert len(first.uncached) > 5
     assert list(tmp_path.glob("lm_eval-*-catalogue.json"))
-    assert task_yaml.reached(catalogue.own_tasks(tmp_path), ["gsm8k"]) == {"gsm8k"}
+    assert task_yaml.reachable_names(catalogue.own_tasks(tmp_path), ["gsm8k"]) == {"gsm8k"}
 
 
 @pytest.fixture

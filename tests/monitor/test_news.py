@@ -23,14 +23,14 @@ from support.simulated.parts import Faults, record
 from support.simulated.world import World
 from support.trainings import leave, two_trainings
 
-from coordinator.config.schema import Config, NotifyConfig
 from coordinator.errors import OperatorError
-from coordinator.monitor import notify
-from coordinator.monitor.metrics import SILENT_SECONDS, Metrics
-from coordinator.monitor.notify import MOST_WAITING, Notifier
-from coordinator.monitor.watch import Monitor
-from coordinator.runtime.summarise import summary_of
-from coordinator.runtime.summary import Summary, Task, known_by, of_record, with_document
+from coordinator.operations.monitor import notify
+from coordinator.operations.monitor.daemon_services import Monitor
+from coordinator.operations.monitor.metrics import SILENT_SECONDS, Metrics
+from coordinator.operations.monitor.notify import MOST_WAITING, Notifier
+from coordinator.runtime.make_summary import summary_of
+from coordinator.runtime.summary import Summary, Task, fields_of_record, summary_of_record, with_document
+from coordinator.site.config.schema import Config, NotifyConfig
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 SECONDS = 120.0  # most that a busy machine takes
@@ -50,11 +50,11 @@ def _answers(hook, *codes):
 
 
 def _news(number=0):
-    return notify.parked(_summary(), f"reason {number}", 1.0)
+    return notify.parked_news(_summary(), f"reason {number}", 1.0)
 
 
 def _summary(**more):
-    return Summary(written_at=0.0, **known_by(record()), **more)
+    return Summary(written_at=0.0, **fields_of_record(record()), **more)
 
 
 def _into(file):
@@ -71,7 +71,7 @@ def test_a_command_and_a_webhook_get_the_same_json(hook, tmp_path):
     notifier = Notifier(_into(out), hook.url)
     notifier.tell(
         lambda: [
-            notify.ended(
+            notify.ended_news(
                 _summary(ended_at=2.0, tasks=[{"name": "add", "state": "failed", "error": "no data"}])
             )
         ]
@@ -111,7 +111,7 @@ def test_no_part_of_a_webhooks_address_but_its_host_is_logged_where_no_server_an
 
 
 def test_the_text_of_news_makes_no_link_and_calls_no_channel_of_a_chat():
-    news = notify.parked(_summary(), "<!channel> <http://evil|click> a&b\n@here me@host", 1.0)
+    news = notify.parked_news(_summary(), "<!channel> <http://evil|click> a&b\n@here me@host", 1.0)
     assert "&lt;!channel&gt; &lt;http://evil|click&gt; a&amp;b @\u200bhere me@host" in news.text
     assert news.reason.startswith("<!channel>")
 
@@ -216,7 +216,7 @@ def test_an_end_is_told_where_its_gate_cannot_be_made(tmp_path, caplog):
         paths = leave(tmp_path, step, 0.5)
         paths.journal.touch()
     paths.documents.mkdir()
-    end = of_record(paths, "").model_copy(update={"ended_at": 1.0})
+    end = summary_of_record(paths, "").model_copy(update={"ended_at": 1.0})
     monitor = Monitor(Config(work_dir=tmp_path, notify=NotifyConfig(command=tuple(_into(told)), gate=policy)))
     monitor.tick(_coordinator(), 0, [end])
     wait_until(lambda: _told(told))

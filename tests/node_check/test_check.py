@@ -20,20 +20,20 @@ from support.fake_cluster import fake_node
 from support.goldens import deep
 from support.sites import cluster, on_cluster
 
-from coordinator.allocation import cordons
-from coordinator.allocation.allocate import Demand, Limits, allocate
+from coordinator.decide.allocation import cordons
+from coordinator.decide.allocation.allocate import Demand, Limits, allocate
 from coordinator.errors import OperatorError
-from coordinator.node_check.pairing import (
-    Held,
+from coordinator.operations.node_check.checker import CheckedNode, choose_nodes, write_report
+from coordinator.operations.node_check.pairing import (
     Pairing,
+    PairTest,
     Verdict,
-    judge,
-    outcome,
+    hardware_trouble,
+    judge_round,
+    outcome_of_test,
     slow_gathers,
     slow_nodes,
-    trouble,
 )
-from coordinator.node_check.run import CheckedNode, choose, keep
 from evaljobs import node_check
 
 NODES = {f"n{i}" for i in range(1, 6)}
@@ -101,7 +101,7 @@ def test_nodes_made_bad_are_found_and_remembered(five: Cluster, faults: dict[str
     assert verdicts == {n: "bad" if n in faults else "ok" for n in NODES}, told
     assert (code, set(told["exclude"]), told["undetermined"]) == (1, set(faults), False)
     assert 2 <= told["rounds"] <= 3
-    assert cordons.failures(work / "nodes.json", time.time()).keys() == faults.keys()
+    assert cordons.read_node_failures(work / "nodes.json", time.time()).keys() == faults.keys()
     wait_until(lambda: not unfinished(five), "jobs of a check end")
     assert five.run_as_user(["find", work / "cache" / "nodes", "-type", "f"]).stdout == ""
 
@@ -121,8 +121,8 @@ def test_a_daemon_checks_a_node_before_its_use(five: Cluster, toy_model: Path) -
     assert done.returncode == 0, done.stdout + done.stderr
     jobs = [e["job"] for e in site.events() if e["kind"] == "job-intended"]
     assert {job["node"] for job in jobs if job.get("node")} == {"n1"}
-    assert cordons.read(site.work / "nodes.json", time.time() + 23 * 3600).keys() == {"n2"}
-    assert cordons.checked(site.work / "nodes.json", time.time()) == {"n1", "n2"}
+    assert cordons.read_cordons(site.work / "nodes.json", time.time() + 23 * 3600).keys() == {"n2"}
+    assert cordons.checked_nodes(site.work / "nodes.json", time.time()) == {"n1", "n2"}
 
 
 # --- what records say ------------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_a_test_passes_fails_or_says_nothing(
     records: list[dict[str, Any]], ran: bool, passed: bool | None, why: str
 ) -> None:
     """Only what took place accuses; which process saw what is said."""
-    found = outcome(Held(world=("a", "b"), records=records, ran=ran, said="said"))
+    found = outcome_of_test(PairTest(world=("a", "b"), records=records, ran=ran, said="said"))
     assert found.passed is passed
     assert found.why.startswith(why)
 
@@ -194,8 +194,8 @@ def test_each_fault_is_found_for_each_of_a_hundred_seeds(fault: str) -> None:
             for one, other in worlds:
                 both = ((one, other), (other, one))
                 records = [simulated(*each, bad, fault, draw.uniform(0.8, 1.2)) for each in both]
-                held.append(Held(world=(one, other), records=records))
-            judge(pairing, held, slow)
+                held.append(PairTest(world=(one, other), records=records))
+            judge_round(pairing, held, slow)
         assert (set(pairing.bad), len(pairing.good)) == ({bad}, 63)
         assert pairing.rounds <= 2
 
@@ -223,18 +223,18 @@ def test_an_xid_of_the_gpu_accuses_a_node_where_it_came_while_the_check_ran(
     assert node_check.main([str(tmp_path), "--seconds", "60"]) == 0
     faulthandler.cancel_dump_traceback_later()
     (record,) = (json.loads(file.read_text()) for file in tmp_path.glob("*.json"))
-    assert ("79" in trouble(record)) == bad
+    assert ("79" in hardware_trouble(record)) == bad
 
 
 def test_nodes_in_use_are_left_out_unless_they_are_named() -> None:
     """So are those that are down; a hostlist without a node is refused."""
     nodes = [fake_node(f"n{i}", gpus=2) for i in range(3)]
     nodes = [nodes[0], replace(nodes[1], gpus_free=1), replace(nodes[2], usable=False)]
-    chosen, others = choose(nodes, [])
+    chosen, others = choose_nodes(nodes, [])
     assert ([n.name for n in chosen], others.keys()) == (["n0"], {"n1", "n2"})
-    assert [n.name for n in choose(nodes, ["n[0-1]"])[0]] == ["n0", "n1"]
+    assert [n.name for n in choose_nodes(nodes, ["n[0-1]"])[0]] == ["n0", "n1"]
     with pytest.raises(OperatorError, match="n7"):
-        choose(nodes, ["n7"])
+        choose_nodes(nodes, ["n7"])
 
 
 # --- what is remembered ------------------------------------------------------------------------------------------------------
@@ -255,34 +255,38 @@ def test_a_check_before_use_keeps_a_bad_node_away(
 ) -> None:
     """For a day; for an hour where only other nodes' passing accuses it. A check that was not held keeps no node away."""
     path, now = tmp_path / "nodes.json", 1000.0
-    keep([CheckedNode(node=n, verdict=v, why="w") for n, v in verdicts.items()], path, now)
-    assert cordons.read(path, now) == {n: now + 3600 * h for n, h in cordoned.items()}
+    write_report([CheckedNode(node=n, verdict=v, why="w") for n, v in verdicts.items()], path, now)
+    assert cordons.read_cordons(path, now) == {n: now + 3600 * h for n, h in cordoned.items()}
     for node, until in hours.items():
-        assert node in cordons.checked(path, now + 3600 * until - 1)
-        assert node not in cordons.checked(path, now + 3600 * until)
-    assert cordons.failures(path, now).keys() == {n for n, v in verdicts.items() if v in ("bad", "suspect")}
+        assert node in cordons.checked_nodes(path, now + 3600 * until - 1)
+        assert node not in cordons.checked_nodes(path, now + 3600 * until)
+    assert cordons.read_node_failures(path, now).keys() == {
+        n for n, v in verdicts.items() if v in ("bad", "suspect")
+    }
 
 
 def test_failures_are_kept_once_for_a_week_and_beside_cordons(tmp_path: Path) -> None:
     """The last of a node; told again they are not counted again."""
     path, seen = tmp_path / "nodes.json", cordons.Failure(at=100.0, why="Xid 79", seen_by="e1")
-    cordons.cordon(path, ["n1"], 500.0, 100.0)
+    cordons.cordon_nodes(path, ["n1"], 500.0, 100.0)
     for _ in range(2):
-        cordons.remember(path, [("n1", seen), ("n2", seen)], 100.0)
+        cordons.record_node_failures(path, [("n1", seen), ("n2", seen)], 100.0)
     many = [("n2", cordons.Failure(at=100.0 + i, why="", seen_by="e2")) for i in range(30)]
-    cordons.remember(path, many, 130.0)
-    cordons.cordon(path, ["n3"], 500.0, 130.0)
-    assert cordons.read(path, 130.0).keys() == {"n1", "n3"}
-    kept = cordons.failures(path, 130.0)
+    cordons.record_node_failures(path, many, 130.0)
+    cordons.cordon_nodes(path, ["n3"], 500.0, 130.0)
+    assert cordons.read_cordons(path, 130.0).keys() == {"n1", "n3"}
+    kept = cordons.read_node_failures(path, 130.0)
     assert (kept["n1"], len(kept["n2"])) == ((seen,), cordons.MOST_FAILURES)
-    assert cordons.failures(path, 131.0 + cordons.RECENT_SECONDS) == {}
+    assert cordons.read_node_failures(path, 131.0 + cordons.RECENT_SECONDS) == {}
 
 
 def _remember(path: Path, who: int) -> None:
     for n in range(20):
-        cordons.remember(path, [(f"n{who}-{n}", cordons.Failure(at=100.0, why="", seen_by="e"))], 100.0)
-        cordons.cordon(path, [f"c{who}-{n}"], 500.0, 100.0)
-        cordons.check_again(path, {f"k{who}-{n}": 500.0}, 100.0)
+        cordons.record_node_failures(
+            path, [(f"n{who}-{n}", cordons.Failure(at=100.0, why="", seen_by="e"))], 100.0
+        )
+        cordons.cordon_nodes(path, [f"c{who}-{n}"], 500.0, 100.0)
+        cordons.require_node_check(path, {f"k{who}-{n}": 500.0}, 100.0)
 
 
 def test_what_several_processes_remember_at_once_is_all_kept(tmp_path: Path) -> None:
@@ -290,7 +294,11 @@ def test_what_several_processes_remember_at_once_is_all_kept(tmp_path: Path) -> 
     with ProcessPoolExecutor(4) as pool:
         for done in [pool.submit(_remember, path, who) for who in range(4)]:
             done.result()
-    found = cordons.failures(path, 100.0), cordons.read(path, 100.0), cordons.checked(path, 100.0)
+    found = (
+        cordons.read_node_failures(path, 100.0),
+        cordons.read_cordons(path, 100.0),
+        cordons.checked_nodes(path, 100.0),
+    )
     assert [len(each) for each in found] == [80] * 3
 
 

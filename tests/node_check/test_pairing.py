@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.node_check.pairing import Outcome, Pairing
+from coordinator.operations.node_check.pairing import Outcome, Pairing
 
 
 def checked(

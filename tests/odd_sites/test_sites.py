@@ -15,7 +15,7 @@ from dev_cluster.spec import DevClusterError
 from dev_cluster.testing import unfinished, wait_until
 from support.sites import LONG, Site, cluster
 
-from evaljobs.contract.folded import files_in, read_bytes
+from evaljobs.contract.archived_files import files_in, read_bytes
 
 pytestmark = [pytest.mark.model, pytest.mark.slurm]
 PYSLURM = importlib.util.find_spec("pyslurm")

@@ -236,7 +236,7 @@ def test_quickstart_tasks_load_offline_wherever_they_are(installed, tmp_path):
         "evaluate.load = refuse\n"
         "import coordinator, evaljobs, priors\n"
         "from evaljobs.lmeval import hooks\n"
-        "hooks.install()\n"  # HumanEval's own module loads code_eval, which is ours then
+        "hooks.install_seam()\n"  # HumanEval's own module loads code_eval, which is ours then
         "from coordinator.intake.suites import load_suite\n"
         "from lm_eval.tasks import TaskManager\n"
         "suite = load_suite('quickstart')\n"

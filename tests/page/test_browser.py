@@ -10,18 +10,18 @@ from support.simulated.parts import Faults, record
 from support.simulated.world import World
 from support.trainings import leave
 
-from coordinator.base.words import seconds
-from coordinator.report.columns import sample_lines
-from coordinator.report.render import size
-from coordinator.report.scores import first_of_each, groups_of, scores_of, top_scores
+from coordinator.base.words import format_seconds
+from coordinator.results.report.render import format_bytes
+from coordinator.results.report.scores import first_of_each, groups_of, scores_of, top_scores
+from coordinator.results.report.stored_documents import sample_lines
 from coordinator.runtime.journal import line_of
 from coordinator.runtime.summary import (
     Summary,
-    known_by,
+    fields_of_record,
     read_evaluation,
     write_summary,
 )
-from evaljobs.contract.columns import columns_of, packed
+from evaljobs.contract.columns import columns_of, pack_columns
 from evaljobs.contract.paths import EvaluationPaths, slug
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
@@ -58,11 +58,11 @@ def _checkpoint(work, step, right):
         file = paths.samples / f"samples_{slug(task)}_000.jsonl"
         file.write_text("\n".join(map(json.dumps, lines)))
         parts[0, task] = columns_of(sample_lines(file))
-    paths.documents.write_bytes(packed(parts))
+    paths.documents.write_bytes(pack_columns(parts))
     paths.journal.write_text("x")
     known = read_evaluation(paths)
     scores = first_of_each(top_scores(scores_of(results), groups_of(results)))
-    about = known_by(known) | {
+    about = fields_of_record(known) | {
         "written_at": 1.0,
         "ended_at": 1.7e9 + step,
         "journal_bytes": 1,
@@ -209,9 +209,9 @@ def test_a_dead_coordinator_is_seen_in_the_head_with_what_to_type(page):
 
 def test_a_page_says_durations_and_sizes_as_the_terminal_does(page):
     for value in (0.04, 0.96, 99.4, 99.96, 100, 3599.9, 3600, 90061.5):
-        assert page.run(f"seconds({value})") == seconds(value)
+        assert page.run(f"seconds({value})") == format_seconds(value)
     for count in (0, 999, 1000, 1_234_567, 5_000_000_000, 2_345_000_000_000):
-        assert page.run(f"bytes({count})") == size(count)
+        assert page.run(f"bytes({count})") == format_bytes(count)
 
 
 @pytest.mark.parametrize(

@@ -16,17 +16,25 @@ from support.simulated.parts import Faults, record
 from support.simulated.world import World
 from support.trainings import point, two_trainings
 
-from coordinator.evaluation.events import JobEnded, Planned
-from coordinator.page import read
-from coordinator.page.evaluation import Note, Span, evaluation_data, in_rows, notes, standing_of, trace
-from coordinator.page.html import as_json, page
-from coordinator.page.index import short_names, training_data
-from coordinator.page.samples import Kind, blocks_of, sample_row
-from coordinator.report import trainings
-from coordinator.report.learning_curves import make_series
-from coordinator.report.measurements import ShardSpan, make_report
-from coordinator.report.training import training_of
-from coordinator.runtime.summary import Node, Summary, known_by
+from coordinator.decide.evaluation.events import JobEnded, Planned
+from coordinator.interface.page import page_contents
+from coordinator.interface.page.evaluation import (
+    Note,
+    Span,
+    evaluation_data,
+    in_rows,
+    standing_of,
+    timeline_notes,
+    trace_events,
+)
+from coordinator.interface.page.html import as_json, render_page
+from coordinator.interface.page.index import short_names, training_data
+from coordinator.interface.page.samples import SampleKind, blocks_of, sample_row
+from coordinator.results.report import training_files
+from coordinator.results.report.learning_curves import make_series
+from coordinator.results.report.measurements import ShardSpan, make_report
+from coordinator.results.report.training import training_of
+from coordinator.runtime.summary import Node, Summary, fields_of_record
 from evaljobs.contract.columns import SUITE_MEAN
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import EvaluationPaths
@@ -60,7 +68,9 @@ def _policy(made):
 
 
 def test_a_page_loads_nothing_from_outside_and_runs_its_own_script_alone():
-    made = _Elements(page(HOSTILE, {"kind": "training", "trainings": [], "hostile": HOSTILE}, {"b": b"x"}))
+    made = _Elements(
+        render_page(HOSTILE, {"kind": "training", "trainings": [], "hostile": HOSTILE}, {"b": b"x"})
+    )
     assert not [a for _, a in made.tags if a.get("src") or (a.get("href") or "data:,") != "data:,"]
     scripts, policy = made.of("script"), _policy(made)
     assert policy.startswith("default-src 'none'; ")
@@ -75,7 +85,7 @@ def test_a_page_loads_nothing_from_outside_and_runs_its_own_script_alone():
     assert [tag for tag, _ in made.tags if tag in ("img", "iframe", "object", "link")] == [
         "link"
     ]  # the empty icon
-    assert len(page("", {"kind": "training", "trainings": []})) < MOST_CODE
+    assert len(render_page("", {"kind": "training", "trainings": []})) < MOST_CODE
 
 
 @given(
@@ -120,7 +130,7 @@ def test_an_evaluations_page_holds_each_trial_and_shard_that_counts(seed):
     data = evaluation_data(report, world.journal, {})
     assert len(data["shards"]["task"]) == len(spans)
     assert all(seconds is not None for seconds in data["shards"]["predicted"])
-    known = trace(data)["traceEvents"]
+    known = trace_events(data)["traceEvents"]
     assert sum(e.get("cat") == "trial" for e in known) == len(report.gpus)
     assert all(e["dur"] >= 0 for e in known if e["ph"] == "X")
     named = {(e["pid"], e["tid"]) for e in known if e["name"] == "thread_name"}
@@ -162,7 +172,7 @@ def test_wrong_or_flipped_samples_are_kept_first_and_a_conversation_turn_by_turn
         json.dumps({"doc_id": i, "resps": [[[text, "b"]]], "metrics": ["acc"], "acc": float(i < 990), "doc": {"more": "And?"}})
         for i, text in enumerate(noise)
     ]  # fmt: skip
-    for kind, first in ((Kind(later="more"), range(990, 1000)), (Kind({5, 700}), (5, 700))):
+    for kind, first in ((SampleKind(later="more"), range(990, 1000)), (SampleKind({5, 700}), (5, 700))):
         (row,), blocks = blocks_of({"t": lines}, 20_000, lambda _, kind=kind: kind)
         kept = json.loads(gzip.decompress(blocks["samples-0"]))
         assert {*first} <= {sample[0] for sample in kept}
@@ -194,7 +204,7 @@ def test_trainings_of_a_page_are_the_folders_of_checkpoints():
         for run in "ab"
         for step in (1, 2)
     ]
-    each = trainings.by_training(points).values()
+    each = training_files.by_training(points).values()
     series = [make_series(of) for of in each]
     data = training_data([(training_of(one, lambda *_: {"verdict": "no evidence"}), one) for one in series])
     assert [(t["name"], len(t["points"])) for t in data["trainings"]] == [("a/ckpt", 2), ("b/ckpt", 2)]
@@ -208,7 +218,7 @@ def test_each_node_stands_once_with_the_worst_of_its_evaluations_and_until_when(
     stood = [
         Node(name="n0", status=how, why=f"why {how}", until=90.0) for how in ("ready", "back-off", "staging")
     ]
-    found = [Summary(written_at=0.0, nodes=(node,), **known_by(record())) for node in stood]
+    found = [Summary(written_at=0.0, nodes=(node,), **fields_of_record(record())) for node in stood]
     rows = {row[0]: row[1:] for row in standing_of(found, {"n9": 120.0})}
     assert rows["n0"] == ["back-off", "why back-off", 90.0]
     assert (rows["n9"][0], rows["n9"][2]) == ("cordoned", 120.0)
@@ -225,9 +235,9 @@ def test_a_failed_job_without_a_log_shows_the_end_of_its_traceback(tmp_path):
     write_outcome(paths, failed)
     paths.log("es-build-a0").write_text("")
     told = [Note(1.0, name, "failed", True) for name in ("score-0-0", "es-build-a0.0", "gone")]
-    (shown, empty) = read._logs(paths, told)
+    (shown, empty) = page_contents._logs(paths, told)
     assert (shown[0], shown[1].splitlines()[-1], shown[2]) == ("score-0-0", "KeyError", False)
-    assert len(shown[1].splitlines()) == read.LAST_LINES
+    assert len(shown[1].splitlines()) == page_contents.LAST_LINES
     assert (empty[0], empty[2]) == ("es-build-a0", True)
 
 
@@ -235,7 +245,7 @@ def test_a_job_that_slurm_still_cleans_up_after_is_no_trouble():
     ends = [
         JobEnded(at=1.0, job="j", index=0, state=state) for state in ("COMPLETING", "COMPLETED", "FAILED")
     ]
-    assert [note.text for note in notes(ends, 0.0)] == ["ended FAILED"]
+    assert [note.text for note in timeline_notes(ends, 0.0)] == ["ended FAILED"]
 
 
 @given(st.lists(st.text("ab/", min_size=1), min_size=1, max_size=6, unique=True))

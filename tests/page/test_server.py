@@ -2,6 +2,8 @@
 coordinator is dead.
 """
 
+import asyncio
+import gc
 import json
 import shutil
 import socket
@@ -9,22 +11,33 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+import weakref
 from pathlib import Path
 from threading import Event, Thread
 
 import pytest
+import uvicorn
 from dev_cluster.testing import wait_until
 from support.node_memory import make_checkpoint
 from support.serving import SECONDS, end, serving, start
 from support.simulated.parts import Faults, record
 from support.simulated.world import World
 from support.trainings import two_trainings
+from uvicorn.server import ServerState
 
-from coordinator.config.schema import Config
-from coordinator.page.read import Contents
-from coordinator.page.server import BUSY, LOOK_SECONDS, MOST_PAGES, Journals, Pages
-from coordinator.runtime.journal import line_of, read_events, replayed
+from coordinator.interface.page import server
+from coordinator.interface.page.page_contents import PageContents
+from coordinator.interface.page.server import (
+    BUSY_SHARE,
+    LOOK_SECONDS,
+    MOST_PAGES,
+    Journals,
+    Pages,
+    web_application,
+)
+from coordinator.runtime.journal import line_of, read_events, replayed_state
 from coordinator.runtime.summary import Summary, write_summary
+from coordinator.site.config.schema import Config
 from evaljobs.contract.paths import EvaluationPaths
 
 
@@ -143,14 +156,14 @@ def test_a_page_of_a_growing_journal_costs_a_twentieth_of_a_core_and_its_end_is_
 
     def make():
         spent[0] += 1.0
-        return Contents(str(journal.stat().st_size), {}, {})
+        return PageContents(str(journal.stat().st_size), {}, {})
 
     for turn in range(1000):
         if turn < 500:
             journal.write_text("x" * turn)
         title = pages.get("/evaluation/e", make).title
         now[0] += 1.0
-    assert spent[0] <= BUSY * 500 + 2
+    assert spent[0] <= BUSY_SHARE * 500 + 2
     assert title == "499"
 
 
@@ -180,13 +193,13 @@ def test_a_page_of_a_grown_journal_reads_what_was_added_alone(tmp_path):
         journal.write(lines[-2][9:] + lines[-1])
     events, read = look()
     assert (events, read < size / 10) == (len(lines), True)
-    assert journals.find(config, paths.root.name)[0] == replayed(read_events(paths.journal))
+    assert journals.find(config, paths.root.name)[0] == replayed_state(read_events(paths.journal))
     paths.journal.write_bytes(b"".join(lines[: len(lines) // 2]))
     assert look()[0] == len(lines) // 2
     anew = World(1, Faults(), record(80))
     anew.run_to_scores()
     paths.journal.write_bytes(b"".join(map(line_of, anew.journal)))
-    assert journals.find(config, paths.root.name)[0] == replayed(read_events(paths.journal))
+    assert journals.find(config, paths.root.name)[0] == replayed_state(read_events(paths.journal))
 
 
 def read_so_far():
@@ -214,7 +227,7 @@ def test_a_large_page_holds_up_no_other(tmp_path):
     def make():
         begun.set()
         assert over.wait(SECONDS)
-        return Contents("large", {}, {})
+        return PageContents("large", {}, {})
 
     large = Thread(target=lambda: pages.get("/compare?id=a&id=b", make))
     large.start()
@@ -229,8 +242,35 @@ def test_addresses_that_were_asked_for_once_leave_nothing(tmp_path):
     """A flood of requests, each for another name, does not let the server grow."""
     pages = Pages(Config(work_dir=tmp_path))
     for number in range(1000):
-        pages.get(f"/compare?id={number}", lambda: Contents("", {}, {}))
+        pages.get(f"/compare?id={number}", lambda: PageContents("", {}, {}))
     assert (len(pages._making), len(pages._made)) == (0, MOST_PAGES)
+
+
+def test_no_timer_keeps_a_connection_that_has_ended(tmp_path):
+    """Else a flood's connections, with their requests, would all stay for HEADER_SECONDS."""
+    config = uvicorn.Config(web_application(Config(work_dir=tmp_path), None))
+    config.load()
+    made = []
+
+    def protocol():
+        one = server._Timed(config=config, server_state=ServerState(), app_state={})
+        made.append(weakref.ref(one))
+        return one
+
+    async def connect():
+        loop = asyncio.get_running_loop()
+        listening = await loop.create_server(protocol, "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*listening.sockets[0].getsockname())
+        writer.write(b"GET / HTTP/1.0\r\nHost: elsewhere\r\n\r\n")
+        assert b"400 Bad Request" in await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        await asyncio.sleep(0)  # the server's side of the end
+        gc.collect()
+        assert [one() for one in made] == [None]
+        listening.close()
+
+    asyncio.run(connect())
 
 
 def test_a_page_is_made_by_one_thread_at_a_time(tmp_path):
@@ -244,7 +284,7 @@ def test_a_page_is_made_by_one_thread_at_a_time(tmp_path):
         if journal.exists():
             (twice if begun.is_set() else begun).set()
             assert over.wait(SECONDS)
-        return Contents("", {}, {})
+        return PageContents("", {}, {})
 
     pages.get("/evaluation/e", make)
     journal.touch()
@@ -252,7 +292,7 @@ def test_a_page_is_made_by_one_thread_at_a_time(tmp_path):
     makers[0].start()
     assert begun.wait(SECONDS)
     for number in range(MOST_PAGES + 1):
-        pages.get(f"/compare?id={number}", lambda: Contents("", {}, {}))
+        pages.get(f"/compare?id={number}", lambda: PageContents("", {}, {}))
     makers[1].start()
     assert not twice.wait(0.5)
     over.set()

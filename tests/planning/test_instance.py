@@ -14,11 +14,11 @@ from support.commands import typed
 from support.drawn import some
 from support.problems import instance_text, instances
 
+from coordinator.decide.planning import instance
+from coordinator.decide.planning.instance import DataSet, Instance, plan_instance, what_if
 from coordinator.errors import OperatorError
-from coordinator.intake.suites import load_suite, settled
-from coordinator.planning import instance
-from coordinator.planning.instance import DataSet, Instance, plan_instance, what_if
-from priors.hardware import NOMINAL, memory_bytes
+from coordinator.intake.suites import load_suite, suite_in_mode
+from priors.hardware import NOMINAL_RATES, memory_bytes
 
 ONE = {"name": "a", "docs": 1, "gpu_seconds": 1}
 
@@ -82,7 +82,7 @@ def test_what_if_says_what_binds():
 def test_a_plan_does_not_depend_on_the_interpreters_hash_seed():
     """Two interpreters with other hash seeds print the same plan."""
     code = (
-        "import json, sys; from coordinator.planning.instance import plan_instance;"
+        "import json, sys; from coordinator.decide.planning.instance import plan_instance;"
         "print(json.dumps(plan_instance(sys.argv[1])))"
     )
     seeded = ({**os.environ, "PYTHONHASHSEED": seed} for seed in "12")
@@ -116,12 +116,12 @@ def test_a_suites_instance_is_saved_and_taken_back(tmp_path):
 @pytest.mark.parametrize("text", ["inf", "nan", "1e999b", "²b"])
 def test_a_size_that_is_no_number_of_parameters_is_refused(text):
     with pytest.raises(OperatorError):
-        instance.parameters(text)
+        instance.parse_parameters(text)
 
 
 @given(
     st.one_of(st.integers(1, 10**13), st.integers(1, 30).map(lambda tens: tens * 10**10)),
-    st.sampled_from(["cpu", "own", *NOMINAL, "nvidia_a100_40gb"]),
+    st.sampled_from(["cpu", "own", *NOMINAL_RATES, "nvidia_a100_40gb"]),
     st.sampled_from([1, 2, 4, 8]),
 )
 def test_a_trial_has_the_fewest_gpus_that_hold_the_model(parameters, hardware, node):
@@ -162,7 +162,9 @@ def test_a_suite_in_fast_mode_is_predicted_to_take_less():
     exact, fast = (
         {row["name"]: row["gpu_seconds"] for row in made["datasets"]}
         for mode in ("exact", "fast")
-        for made in [instance.of_suite(settled(load_suite("core"), mode, "hf"), {}, [], **node, **model)]
+        for made in [
+            instance.instance_of_suite(suite_in_mode(load_suite("core"), mode, "hf"), {}, [], **node, **model)
+        ]
     )
     assert fast["hellaswag"] < exact["hellaswag"] / 2
     assert fast["gsm8k"] == exact["gsm8k"]

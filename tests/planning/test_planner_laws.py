@@ -10,12 +10,12 @@ from support.drawn import some
 from support.oracle import best_known, random_problem
 from support.problems import JUDGE, alike, fixed, lanes, work, work_sets
 
-from coordinator.planning.flow_shop import end_of
-from coordinator.planning.lower_bound import MeasuredSet, bound, measured_lower_bound
-from coordinator.planning.make_plan import SLACK, WORKER_SECONDS, fewest_workers
-from coordinator.planning.model import Even, Lane, Problem, WorkSet
-from coordinator.planning.planner import plan
-from priors.estimate import Learnt, predict_metric
+from coordinator.decide.planning.flow_shop import end_of
+from coordinator.decide.planning.lower_bound import MeasuredSet, measured_lower_bound, plan_bound
+from coordinator.decide.planning.make_plan import METRICS_SLACK, WORKER_SECONDS, fewest_workers
+from coordinator.decide.planning.model import Even, Lane, Problem, WorkSet
+from coordinator.decide.planning.planner import plan
+from priors.estimate import PriorHistory, predict_metric
 
 FEW = some(40)
 
@@ -218,7 +218,7 @@ def test_a_plan_is_within_5_percent_of_the_best_known(seed):
 )
 def test_the_bound_is_its_largest_term_and_names_it(sets, slots, stage, seconds, binding):
     """By hand, on two GPUs and a load of 10 s."""
-    got = bound(Problem(sets, alike(2), load_seconds=10, cpu_slots=slots, stage_seconds=stage))
+    got = plan_bound(Problem(sets, alike(2), load_seconds=10, cpu_slots=slots, stage_seconds=stage))
     assert (got.seconds, got.binding) == (pytest.approx(seconds), binding)
 
 
@@ -259,12 +259,13 @@ def test_no_worker_is_spared_that_would_end_it_sooner(*, sets, on, costs, most, 
     chosen = fewest_workers(end, most, seconds)
     assert 1 <= chosen <= most
     assert chosen == 1 or (chosen - 1) * WORKER_SECONDS < seconds
-    assert end(chosen) <= SLACK * end(max(1, min(most, int(seconds / WORKER_SECONDS)))) + 1e-9
+    assert end(chosen) <= METRICS_SLACK * end(max(1, min(most, int(seconds / WORKER_SECONDS)))) + 1e-9
     assert scored or end(1) == end(most)
 
 
 EACH = {
-    leaves: predict_metric("unheard-of", 8, False, Learnt([]), together=leaves).seconds for leaves in (2, 57)
+    leaves: predict_metric("unheard-of", 8, False, PriorHistory([]), together=leaves).seconds
+    for leaves in (2, 57)
 }
 
 

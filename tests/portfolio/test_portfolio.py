@@ -7,7 +7,7 @@ from support.portfolio.rows import KINDS
 from coordinator.errors import OperatorError
 from coordinator.intake.suites import load_suite
 from evaljobs.lmeval.results import add_suite_groups, merge_results
-from priors.sizes import known
+from priors.sizes import known_size
 
 PORTFOLIO = load_suite("portfolio")
 
@@ -57,7 +57,9 @@ def test_a_group_and_a_task_share_no_name(tmp_path):
 
 def test_the_portfolio_holds_63_data_sets_with_groups_shots_and_sizes():
     assert len(PORTFOLIO.tasks) == 63
-    assert all(task.group and task.num_fewshot is not None and known(task.name) for task in PORTFOLIO.tasks)
+    assert all(
+        task.group and task.num_fewshot is not None and known_size(task.name) for task in PORTFOLIO.tasks
+    )
 
 
 def test_lm_eval_builds_every_task_of_the_portfolio(tmp_path):

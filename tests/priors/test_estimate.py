@@ -11,17 +11,17 @@ from support.written import observation
 
 from priors.estimate import (
     Features,
-    Learnt,
     Prediction,
+    PriorHistory,
     predict_batches,
     predict_load,
     predict_metric,
     rates_of,
 )
-from priors.hardware import nominal
-from priors.sizes import known, table
+from priors.hardware import nominal_rates
+from priors.sizes import known_size, size_table
 
-COLD = Learnt([])
+COLD = PriorHistory([])
 SEVEN = Features(
     task="task0", model_parameters=7_000_000_000, hardware="nvidia_a100-sxm4-80gb", engine="hf", batch_size=8
 )
@@ -31,11 +31,11 @@ HUMANEVAL = [8] * 20 + [4]  # 164 prompts of 149 tokens under a cap of 512
 
 
 def seconds_of(history, prefill=(100_000,), caps=None, features=SEVEN):
-    return sum(predict_batches(features, prefill, caps or [0] * len(prefill), Learnt(history)).seconds)
+    return sum(predict_batches(features, prefill, caps or [0] * len(prefill), PriorHistory(history)).seconds)
 
 
 def spread_of(history, features=SEVEN):
-    return predict_batches(features, [1000], [0], Learnt(history)).sigma
+    return predict_batches(features, [1000], [0], PriorHistory(history)).sigma
 
 
 def run_of(seconds, at=0, number=0, **more):
@@ -44,7 +44,7 @@ def run_of(seconds, at=0, number=0, **more):
     )
 
 
-SLOW_LOADS = Learnt([observation(n, load_seconds=40.0) for n in range(3)])
+SLOW_LOADS = PriorHistory([observation(n, load_seconds=40.0) for n in range(3)])
 SLOW_SITE = [run_of(2 * 100_000 / 8914, n, n) for n in range(1, 21)]
 FIGURES = {
     "a 7B model on an A100 reads": (rates_of(SEVEN).prefill_per_second, pytest.approx(9000, rel=0.05)),
@@ -57,7 +57,7 @@ FIGURES = {
     "its score": (predict_metric("unheard-of", 1000, False, COLD).seconds, pytest.approx(1.5)),
     "a score of nothing": (predict_metric("task0", 0, False, COLD).seconds, 0.0),
     "a score where runs took 500 s": (
-        predict_metric("task0", 1000, False, Learnt([observation(documents=1000, metric_seconds=500.0)] * 3)).seconds,
+        predict_metric("task0", 1000, False, PriorHistory([observation(documents=1000, metric_seconds=500.0)] * 3)).seconds,
         pytest.approx(500),
     ),
     "judges at once": (predict_metric("alpacaeval", 805, True, COLD).at_once, 1),
@@ -76,13 +76,13 @@ FIGURES = {
     "the spread after no run": (spread_of([]), pytest.approx(0.412, abs=0.002)),
     "after one": (spread_of([run_of(30.0)]), pytest.approx(0.141, abs=0.002)),
     "after three": (spread_of([run_of(30.0, at) for at in range(3)]), pytest.approx(0.115, abs=0.002)),
-    "the L40S is an L40": (nominal("NVIDIA L40S"), nominal("l40")),
-    "an unknown name is nothing": (nominal("frobnicator"), None),
-    "a group's leaf is found": (known("mmlu_anatomy"), known("mmlu")),
-    "lm-eval's name is": (known("gsm8k").name, "gsm8k_5shot_lmeval"),
-    "labels of choices": (known("hellaswag").labels, 4),
-    "of generation": (known("squad2").labels, 0),
-    "an unknown task is not": (known("nobody_knows"), None),
+    "the L40S is an L40": (nominal_rates("NVIDIA L40S"), nominal_rates("l40")),
+    "an unknown name is nothing": (nominal_rates("frobnicator"), None),
+    "a group's leaf is found": (known_size("mmlu_anatomy"), known_size("mmlu")),
+    "lm-eval's name is": (known_size("gsm8k").name, "gsm8k_5shot_lmeval"),
+    "labels of choices": (known_size("hellaswag").labels, 4),
+    "of generation": (known_size("squad2").labels, 0),
+    "an unknown task is not": (known_size("nobody_knows"), None),
 }  # fmt: skip
 
 
@@ -95,8 +95,8 @@ def test_cold_figures_are_the_measured_ones(figure):
 
 def test_other_hardware_and_more_work_are_told_apart():
     """The longest known part of a name counts; unknown hardware is unsure until it was seen; more tokens take longer."""
-    assert nominal("nvidia_h200") != nominal("h20")
-    assert nominal("gh200") != nominal("h200")
+    assert nominal_rates("nvidia_h200") != nominal_rates("h20")
+    assert nominal_rates("gh200") != nominal_rates("h200")
     assert spread_of([], UNKNOWN) > spread_of([])
     assert spread_of([observation(hardware="frob")], UNKNOWN) < spread_of([], UNKNOWN)
     got = predict_batches(SEVEN, [100, 200, 200], [0, 0, 800], COLD)
@@ -130,10 +130,10 @@ def test_a_prediction_is_the_median_of_the_last_five_runs(seconds, dice):
 
 def test_the_shipped_table_is_whole_and_tasks_are_found_in_it():
     """113 rows; each is found by its own name and by lm-eval's."""
-    rows = {row.name: row for row in table().values()}
+    rows = {row.name: row for row in size_table().values()}
     names = [name for row in rows.values() for name in (row.name, *row.tasks.split())]
     assert len(rows) == 113
-    assert len(names) == len(set(names)) == len(table())
+    assert len(names) == len(set(names)) == len(size_table())
 
 
 count = st.one_of(st.just(0), st.integers(0, 10**18))
@@ -154,7 +154,7 @@ accepted = st.fixed_dictionaries(
 @given(st.lists(accepted, max_size=8), st.sampled_from(["a100", "cpu", "something"]))
 def test_no_observation_makes_a_prediction_useless(history, hardware):
     """Whatever a table took in, absurd ones included: seconds and spreads are finite and not below 0."""
-    learnt = Learnt(history)
+    learnt = PriorHistory(history)
     got = predict_batches(replace(SEVEN, hardware=hardware), [0, 1000], [0, 512], learnt)
     metric, load = predict_metric("task0", 100, False, learnt), predict_load(14 * 10**9, hardware, learnt)
     values = [*got.seconds, got.sigma, metric.seconds, metric.sigma, load.seconds, load.late]

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from evaljobs.queue import lua, redis_client
 from evaljobs.queue.redis_client import Link, QueueUnavailable
-from evaljobs.queue.work_queue import AHEAD, Claim, QueuedShard, WorkQueue
+from evaljobs.queue.work_queue import MAX_SHARDS_AHEAD, Claim, QueuedShard, WorkQueue
 
 
 def shards(*names, seconds=1.0):
@@ -120,10 +120,10 @@ def test_without_stealing_a_lane_is_handed_its_own_shards_alone(queue, client):
 
 def test_shards_ahead_are_the_lanes_own_first_and_then_the_ends_of_others(queue):
     """A trial without Redis begins at its lane's head; one without a lane of its own at another's end."""
-    many = [f"b{n:03}" for n in range(AHEAD + 9)]
+    many = [f"b{n:03}" for n in range(MAX_SHARDS_AHEAD + 9)]
     queue.fill({"a": shards("a0", "a1"), "b": shards(*many)}, "1")
-    assert queue.ahead("b") == tuple(many[:AHEAD])
-    assert queue.ahead("a") == ("a0", "a1", *many[::-1][: AHEAD - 2])
+    assert queue.ahead("b") == tuple(many[:MAX_SHARDS_AHEAD])
+    assert queue.ahead("a") == ("a0", "a1", *many[::-1][: MAX_SHARDS_AHEAD - 2])
     assert queue.claim("t", "c").shard == "b000", "any trial may still steal them"
     queue.fill({"a": shards("a0")}, "2", steal=False)
     assert queue.ahead("c") == ()
@@ -158,7 +158,7 @@ def test_redis_away_is_one_error(tmp_path):
     with pytest.raises(QueueUnavailable, match="the Redis address"):
         WorkQueue(Link(tmp_path / "address.json"), "e").snapshot()
     address = redis_client.RedisAddress(host="127.0.0.1", port=1)
-    redis_client.publish(address, tmp_path / "address.json")
+    redis_client.publish_address(address, tmp_path / "address.json")
     with pytest.raises(QueueUnavailable, match=r"127\.0\.0\.1:1/0 cannot be reached"):
         WorkQueue(Link(tmp_path / "address.json"), "e").snapshot()
 

@@ -9,9 +9,9 @@ from scipy import stats
 from support.commands import typed
 from support.trainings import leave, results
 
-from coordinator.report.detection import detection_of, find_flips
-from coordinator.report.measurements import Report, ShardSpan
-from evaljobs.contract.columns import packed
+from coordinator.results.report.detection import detection_of, find_flips
+from coordinator.results.report.measurements import Report, ShardSpan
+from evaljobs.contract.columns import pack_columns
 
 INSTANCE = {
     "schema_version": 1,
@@ -30,7 +30,7 @@ def answer(paths, right):
     """Leave 100 documents, of which those of `right` are answered rightly."""
     values = np.isin(np.arange(100), right).astype(float)
     known = {"doc_id": np.arange(100), "doc_hash": np.arange(100), "exact_match,none": values}
-    paths.documents.write_bytes(packed({(0, "add"): known}))
+    paths.documents.write_bytes(pack_columns({(0, "add"): known}))
     paths.results.write_text(json.dumps(results(values.mean())))
 
 

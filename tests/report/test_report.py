@@ -12,15 +12,20 @@ from support.simulated.parts import Faults, ended, record
 from support.simulated.world import World
 
 from coordinator.base import words
-from coordinator.cluster import Job
-from coordinator.evaluation import events as ev
-from coordinator.evaluation.state import JobInfo, State, Trial
-from coordinator.report.gpu_use import GpuUse, died
-from coordinator.report.measurements import LEAST_WAIT_SECONDS, ShardSpan, make_report, without_measurements
-from coordinator.report.pauses import Absences, covered, within, without
-from coordinator.report.render import absence, gpu_table
-from coordinator.report.tokens import token_use
-from coordinator.runtime.summarise import summary_of
+from coordinator.decide.evaluation import events as ev
+from coordinator.decide.evaluation.state import JobInfo, State, Trial
+from coordinator.results.report.gpu_use import GpuUse, dead_trials_gpu_use
+from coordinator.results.report.measurements import (
+    LEAST_WAIT_SECONDS,
+    ShardSpan,
+    make_report,
+    without_measurements,
+)
+from coordinator.results.report.pauses import Absences, covered_seconds, seconds_within, subtract_spans
+from coordinator.results.report.render import absence_lines, gpu_table
+from coordinator.results.report.tokens import token_use
+from coordinator.runtime.make_summary import summary_of
+from coordinator.site.cluster import Job
 from evaljobs.contract.outcomes import Built, Scored, TrialEnded
 from evaljobs.contract.specs import BatchIndex
 
@@ -97,9 +102,9 @@ def test_a_trial_that_died_keeps_the_seconds_of_its_shards():
     state.jobs.by_name[name] = JobInfo(job=Job(name=name, argv=(), log="", count=1, purpose="trial"))
     state.trials.by_name[use.trial] = Trial(name=use.trial, job=name, member=0, lane="n1/0")
     ended = {(name, 0): (160.0, "NODE_FAIL")}
-    found = list(died(state, {(name, 0): 100.0}, ended, (), {use.trial: [5.0, 15.0]}))
+    found = list(dead_trials_gpu_use(state, {(name, 0): 100.0}, ended, (), {use.trial: [5.0, 15.0]}))
     assert found == [use]
-    assert not list(died(state, {}, ended, (), {})), "one that never started held no GPU"
+    assert not list(dead_trials_gpu_use(state, {}, ended, (), {})), "one that never started held no GPU"
     report = without_measurements(state, "no").model_copy(update={"gpus": tuple(found)})
     out = io.StringIO()
     Console(file=out, width=120).print(gpu_table(report))
@@ -141,7 +146,9 @@ def test_the_time_that_a_limit_on_jobs_takes_is_said():
     ]
     report = make_report(world.state, [*refusals, *world.journal], [], world.now)
     assert report.limited_seconds == pytest.approx(90.0 + max(0.0, second.at - first.at))
-    assert f"kept jobs out for {words.seconds(report.limited_seconds)}" in "; ".join(absence(report))
+    assert f"kept jobs out for {words.format_seconds(report.limited_seconds)}" in "; ".join(
+        absence_lines(report)
+    )
     assert make_report(world.state, world.journal, [], world.now).limited_seconds == 0.0
 
 
@@ -160,7 +167,7 @@ def test_a_wait_for_gpus_stands_apart_from_what_the_schedule_took(late):
     assert report.waited_seconds == pytest.approx(
         late if late > 10 else 0.0, abs=LEAST_WAIT_SECONDS * (late > 10)
     )
-    assert ("waiting for a free GPU" in "; ".join(absence(report))) == (late > 10)
+    assert ("waiting for a free GPU" in "; ".join(absence_lines(report))) == (late > 10)
     assert report.lower_bound_seconds
     worked = report.makespan_seconds - report.waited_seconds
     assert worked == pytest.approx(report.ratio * report.lower_bound_seconds)
@@ -293,14 +300,14 @@ TIMES = ("started_at", "submitted_at", "ended_at")
 def test_what_work_covers_is_no_pause(edges, work):
     """Second by second: in a span and in no work; what is left is in order and does not overlap. What overlaps counts once."""
     spans = list(pairwise(edges))[::2]
-    left = without(spans, work)
+    left = subtract_spans(spans, work)
     cells = {t for a, b in spans for t in range(a, b)} - {t for a, b in work for t in range(a, b)}
     assert {t for a, b in left for t in range(int(a), int(b))} == cells
     assert all(a < b for a, b in left)
     assert all(before[1] <= after[0] for before, after in pairwise(left))
-    assert covered(left) == (len(cells) if left else None)
-    assert covered(work) == (len({t for a, b in work for t in range(a, b)}) if work else None)
-    assert within(left, 10, 30) == len([t for t in cells if 10 <= t < 30])
+    assert covered_seconds(left) == (len(cells) if left else None)
+    assert covered_seconds(work) == (len({t for a, b in work for t in range(a, b)}) if work else None)
+    assert seconds_within(left, 10, 30) == len([t for t in cells if 10 <= t < 30])
 
 
 def test_a_persons_pause_is_one_span_whatever_restarts_in_it():

@@ -16,23 +16,23 @@ from support.simulated.parts import Faults, record
 from support.simulated.world import World
 from support.trainings import leave, point, results, two_trainings
 
-from coordinator.base.strict_json import finite
+from coordinator.base.strict_json import replace_non_finite
+from coordinator.decide.evaluation.records import EvaluationRecord
 from coordinator.errors import OperatorError
-from coordinator.evaluation.records import EvaluationRecord
 from coordinator.intake import places
-from coordinator.page.index import training_data
-from coordinator.report import load_series
-from coordinator.report.comparisons import heads_of
-from coordinator.report.learning_curves import Worse, make_series, to_csv, to_json
-from coordinator.report.load_series import find_series, matcher
-from coordinator.report.measurements import UNMEASURED, make_report
-from coordinator.report.mode_check import task_check
-from coordinator.report.render import mode_lines
-from coordinator.report.scores import scores_of
-from coordinator.report.series_screen import show_series, sparkline
-from coordinator.report.training import morning, training_of
+from coordinator.interface.page.index import training_data
+from coordinator.results.report import load_series
+from coordinator.results.report.comparisons import heads_of
+from coordinator.results.report.learning_curves import Worse, make_series, to_csv, to_json
+from coordinator.results.report.load_series import checkpoint_matcher, find_series
+from coordinator.results.report.measurements import UNMEASURED, make_report
+from coordinator.results.report.mode_check import task_check
+from coordinator.results.report.render import mode_lines
+from coordinator.results.report.scores import scores_of
+from coordinator.results.report.series_screen import show_series, sparkline
+from coordinator.results.report.training import training_of, training_sentence
+from coordinator.results.trackers import values_of
 from coordinator.runtime.finalize import results_in_files
-from coordinator.trackers import values_of
 from evaljobs.contract.paths import EvaluationPaths
 
 
@@ -76,9 +76,9 @@ def test_the_page_says_the_levels_of_a_drop_that_the_terminal_says():
     levels = "add/exact_match since 1 (0.6813 before, 0.5000 at 2)"
     best = "2 is better than 1, the best one before it (+0.1000 ± 0.0500 over 1 task)"
     drops = f"2 scores are worse: {levels}, pages/word_perplexity since 1 (0.6813 before, 9.5000 at 2)"
-    assert morning(stands) == f"{best}; {drops}"
-    assert [clause["text"] for clause in training["clauses"]] == morning(stands).split("; ")
-    assert morning(stands) in " ".join(out.getvalue().split())
+    assert training_sentence(stands) == f"{best}; {drops}"
+    assert [clause["text"] for clause in training["clauses"]] == training_sentence(stands).split("; ")
+    assert training_sentence(stands) in " ".join(out.getvalue().split())
 
 
 VALUES = st.one_of(st.floats(0, 1), st.just(math.nan), st.none())
@@ -129,9 +129,9 @@ def test_a_folder_or_a_glob_names_a_training(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     checkpoint = str(tmp_path / "runs" / "step-10")
     for selector in ("runs", str(tmp_path / "runs"), "runs/step-*", str(tmp_path / "*/step-1?"), "*step-10"):
-        assert matcher(selector)(checkpoint), selector
+        assert checkpoint_matcher(selector)(checkpoint), selector
     for selector in ("run", "runs/step-2*", str(tmp_path)):
-        assert not matcher(selector)(checkpoint), selector
+        assert not checkpoint_matcher(selector)(checkpoint), selector
 
 
 def test_a_series_is_found_in_the_work_folder(work):
@@ -211,9 +211,9 @@ def test_a_copied_checkpoint_is_in_the_series_of_both_trainings(tmp_path):
     leave(tmp_path, 20, 0.3, parent="/runs/b")
     assert [p.step for p in find_series(tmp_path, "/runs/b")] == [20]
     for _ in range(2):
-        places.keep(paths, "/runs/a/step-10", "/runs/b/step-10")
-        places.keep(paths, "/runs/a/step-10", "/runs/a/step-10")
-    assert places.read(paths) == ("/runs/b/step-10",)
+        places.record_place(paths, "/runs/a/step-10", "/runs/b/step-10")
+        places.record_place(paths, "/runs/a/step-10", "/runs/a/step-10")
+    assert places.read_places(paths) == ("/runs/b/step-10",)
     found = make_series(find_series(tmp_path, "/runs/b")).points
     assert [p.checkpoint for p in found] == ["/runs/b/step-10", "/runs/b/step-20"]
     assert [p.checkpoint for p in find_series(tmp_path, "/runs/a")] == ["/runs/a/step-10"]
@@ -345,7 +345,7 @@ def test_a_score_that_is_not_finite_is_null_in_json_and_nan_where_it_is_read():
     results = {
         "results": {"t": {"alias": "t", "brier,none": math.nan, "acc,none": 0.5, "rows": [math.inf, (1,)]}}
     }
-    text = json.dumps(finite(results), allow_nan=False)
+    text = json.dumps(replace_non_finite(results), allow_nan=False)
     assert json.loads(text)["results"]["t"] == {
         "alias": "t",
         "brier,none": None,

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 from support.trainings import point
 
-from coordinator.cli.app import Console as Terminal
-from coordinator.report.comparisons import lane_table
-from coordinator.report.learning_curves import make_series
-from coordinator.report.series_screen import plot
-from coordinator.report.tables import Parts, Sheet, folded, print_parts
+from coordinator.interface.cli.app import Console as Terminal
+from coordinator.results.report.comparisons import lane_table
+from coordinator.results.report.learning_curves import make_series
+from coordinator.results.report.series_screen import plot_curves
+from coordinator.results.report.tables import Parts, Sheet, fold_parts, print_parts
 
 
 def printed(width, *parts):
@@ -82,7 +82,7 @@ def test_without_a_terminal_a_record_is_a_line_of_any_length_without_blanks_at_i
 )
 def test_a_figure_and_its_unit_stay_on_one_line(parts, width):
     """As a command does; nothing is lost and nothing is wider."""
-    lines = folded(parts, width).splitlines()
+    lines = fold_parts(parts, width).splitlines()
     assert all(len(line) <= width for line in lines)
     assert " ".join(" ".join(lines).split()) == ", ".join(filter(None, parts))
     assert not any(re.search(r"\d$", line) or line.strip() in ("s", "min", "%") for line in lines)
@@ -97,7 +97,7 @@ def test_a_figure_and_its_unit_stay_on_one_line(parts, width):
 def test_a_chart_fits_and_needs_no_colour(values, width, *, ascii_only):
     """Any values, any width; fewer than two that are finite have no chart; in ASCII where the terminal has no more."""
     curves = make_series([point(i, v) for i, v in enumerate(values)]).curves[:1]
-    lines = printed(width, *plot(curves, width, ascii_only=ascii_only)).splitlines()
+    lines = printed(width, *plot_curves(curves, width, ascii_only=ascii_only)).splitlines()
     assert bool(lines) == (sum(abs(v) < 1e9 for v in values) > 1)
     assert all(len(line) <= width for line in lines)
     assert not lines or sum(line.count("*") for line in lines[:-1]) >= 1
@@ -111,11 +111,11 @@ def test_a_rising_curve_rises_and_the_legend_says_which_way_is_better():
         series.curves[0],
         series.curves[0]._replace(points=tuple(p._replace(step=None) for p in series.curves[0].points)),
     ):
-        lines = printed(60, *plot([curve], 60)).splitlines()
+        lines = printed(60, *plot_curves([curve], 60)).splitlines()
         places = [line.index("*") for line in lines if "*" in line][:-1]
         assert places == sorted(places, reverse=True)
         assert len(places) > 5
-    assert "pages/word_perplexity (lower is better)" in printed(80, *plot([series.curves[1]], 80))
+    assert "pages/word_perplexity (lower is better)" in printed(80, *plot_curves([series.curves[1]], 80))
 
 
 def test_gpus_with_the_same_data_sets_share_a_row():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.sites import WATCHED
 
-from coordinator.intake.checkpoint import CheckpointError, inspect, is_hugging_face
+from coordinator.intake.checkpoint import CheckpointError, inspect_checkpoint, is_hugging_face
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import ConvertSpec
 from evaljobs.requests import convert
@@ -72,11 +72,11 @@ def test_a_conversion_runs_once_and_one_that_fails_leaves_no_result(tmp_path, sc
     (raw / "__0_0.distcp").write_bytes(b"x")
     command = f"{program} {{dst}} {{src}}"
     with pytest.raises(CheckpointError, match="metadata"):
-        inspect(raw, convert=command)
+        inspect_checkpoint(raw, convert=command)
     (raw / ".metadata").write_bytes(b"m")
     assert not is_hugging_face(raw)
-    source = inspect(raw, convert=command)
-    assert source.digest != inspect(raw, convert="another {src} {dst}").digest
+    source = inspect_checkpoint(raw, convert=command)
+    assert source.digest != inspect_checkpoint(raw, convert="another {src} {dst}").digest
     paths.outcomes.mkdir(parents=True)
     out = tmp_path / "converted" / "d"
     spec = ConvertSpec(

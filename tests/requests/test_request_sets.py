@@ -36,7 +36,7 @@ def snapshot(folder):
 @pytest.mark.parametrize("task", ["toy_choice", "toy_letters", "toy_mutual", "toy_sums", "toy_pages"])
 def test_batches_hold_every_piece_once_in_length_order(task, model_dir, tmp_path):
     """At any size, batches partition requests and windows, with their costs and documents."""
-    built = build.build(spec(model_dir, tmp_path, task))
+    built = build.build_request_sets(spec(model_dir, tmp_path, task))
     folder = Path(built.sets[task])
     head, pieces = build.read_requests(folder)
     wanted = sorted((p.index, p.window) for p in pieces)
@@ -55,7 +55,7 @@ def test_batches_hold_every_piece_once_in_length_order(task, model_dir, tmp_path
 
 def manifest(*args, **changes):
     """Of the set that is built of a spec."""
-    (place,) = build.build(spec(*args, **changes)).sets.values()
+    (place,) = build.build_request_sets(spec(*args, **changes)).sets.values()
     return read_record(request_set_manifest(place), RequestSetManifest)
 
 
@@ -85,16 +85,16 @@ def test_a_set_is_named_by_its_prompts_and_says_what_they_cost(model_dir, tmp_pa
 
 def test_what_is_built_is_kept(model_dir, tmp_path):
     """A second build touches no file and loads no task; a new size adds its batches."""
-    auto = build.build(spec(model_dir, tmp_path, batch_size="auto"))
+    auto = build.build_request_sets(spec(model_dir, tmp_path, batch_size="auto"))
     place = Path(auto.sets["toy_choice"])
     assert not list(place.glob("batches-*"))
     before = snapshot(tmp_path / "sets")
-    four = build.build(spec(model_dir, tmp_path, batch_size=4))
+    four = build.build_request_sets(spec(model_dir, tmp_path, batch_size=4))
     after = snapshot(tmp_path / "sets")
     assert before.items() <= after.items()
     assert {Path(p).name for p in after.keys() - before.keys()} == {"batches-4.jsonl", "batches-4.index.json"}
     gone = spec(model_dir, tmp_path, batch_size=4).model_copy(update={"model_dir": "/nowhere"})
-    again = build.build(gone)
+    again = build.build_request_sets(gone)
     assert again.sets == four.sets == auto.sets
     assert snapshot(tmp_path / "sets") == after
 
@@ -115,10 +115,10 @@ def test_a_set_is_built_again_where_a_file_that_its_build_read_has_changed(model
         "doc_to_text: '{{q}}'\ndoc_to_target: 0\ndoc_to_choice: ['no', 'yes']\nmetric_list: [{metric: acc}]\n"
     )
     own = spec(model_dir, tmp_path / "work" / "sets", "own", suite={"include_path": (str(tasks),)})
-    first = build.build(own).sets
-    assert build.build(own).sets == first
+    first = build.build_request_sets(own).sets
+    assert build.build_request_sets(own).sets == first
     words.write_text("the forest")
-    assert build.build(own).sets != first
+    assert build.build_request_sets(own).sets != first
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,9 @@ def test_what_cannot_be_built_is_named(model_dir, tmp_path, model, task, says):
     """A deleted checkpoint is called that, not a model that a hub lacks. Files of another state are another evaluation's."""
     given = spec(tmp_path / model if model else model_dir, tmp_path, task)
     with pytest.raises(OperatorError, match=says):
-        build.build(given.model_copy(update={"source": "of other files"} if "changed" in says else {}))
+        build.build_request_sets(
+            given.model_copy(update={"source": "of other files"} if "changed" in says else {})
+        )
 
 
 CHOICE = """
@@ -207,7 +209,7 @@ def test_what_cannot_be_asked_is_refused_with_task_field_and_document(model_dir,
     """What a task's code, data or settings break is the operator's to mend: said at once, and not tried again."""
     given = own_task(model_dir, tmp_path, *broken)
     with pytest.raises(OperatorError, match="task own") as error:
-        build.build(given)
+        build.build_request_sets(given)
     assert BROKEN[broken].replace("FOLDER", str(tmp_path)) in str(error.value)
 
 
@@ -230,7 +232,7 @@ def test_a_tokenizer_that_cannot_make_the_prompts_is_named(model_dir, tmp_path, 
     (copy / "tokenizer_config.json").write_text(json.dumps(settings | change))
     chat = {"apply_chat_template": "nosuch"} if "chat_template" in change else {}
     with pytest.raises(OperatorError, match=says):
-        build.build(
+        build.build_request_sets(
             spec(copy, tmp_path / "work" / "sets", task, suite={"include_path": (str(TASKS),)} | chat)
         )
 

@@ -7,8 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evaljobs.contract.names import Cut, ShardId
-from evaljobs.lmeval import tries
-from evaljobs.lmeval.batches import Piece, RequestsHead, chunks, decode_batch, encode_batch, encode_batches
+from evaljobs.lmeval import prefix_tries
+from evaljobs.lmeval.batches import (
+    Piece,
+    RequestsHead,
+    batch_chunks,
+    decode_batch,
+    encode_batch,
+    encode_batches,
+)
 from evaljobs.requests.units import MIN_PREFIX, cut_requests
 
 LONGEST = 60  # the model's length, in tokens
@@ -67,13 +74,14 @@ def test_units_hold_each_request_once_within_their_budget(pieces, budget, rng):
     for batch, cost, _ in made:
         prefix = batch.unit.prefix
         rows = [
-            tries.size([tries.input_of(piece, LONGEST)[prefix:] for piece in row]) for row in rows_of(batch)
+            prefix_tries.trie_size([prefix_tries.input_of(piece, LONGEST)[prefix:] for piece in row])
+            for row in rows_of(batch)
         ]
         assert cost == len(rows) * max(rows)
         assert cost <= budget or len(rows) == 1
         assert decode_batch(encode_batch(batch)) == batch
         for piece in batch.pieces if prefix else ():
-            own = tries.input_of(piece, LONGEST)
+            own = prefix_tries.input_of(piece, LONGEST)
             assert prefix <= len(own) - len(piece.continuation)
             prefixes.add(tuple(own[:prefix]))
     assert len(prefixes) <= 1
@@ -89,7 +97,7 @@ def test_documents_cost_no_more_than_their_tries_where_they_share_little():
         for _ in range(4):
             ending = [rng.randrange(1000) for _ in range(2)]
             pieces.append(likelihood(len(pieces), document, context, ending))
-    fewest = tries.size(sorted(tries.input_of(piece, LONGEST) for piece in pieces))
+    fewest = prefix_tries.trie_size(sorted(prefix_tries.input_of(piece, LONGEST) for piece in pieces))
     assert sum(tokens for _, tokens, _ in cut(pieces, 8192)) <= 1.05 * fewest
 
 
@@ -116,9 +124,9 @@ def test_generation_and_texts_are_cut_by_batch_size_and_windows_by_tokens():
     windows = [
         Piece("loglikelihood_rolling", n, 0, [1], [2] * (n + 9), window=n, length=n + 10) for n in range(6)
     ]
-    assert list(cut_requests(head(), prompts, Cut(4, 50))) == list(chunks(head(), prompts, 4))
+    assert list(cut_requests(head(), prompts, Cut(4, 50))) == list(batch_chunks(head(), prompts, 4))
     text = head(text=True)
-    assert list(cut_requests(text, texts, Cut(4, 50))) == list(chunks(text, texts, 4))
+    assert list(cut_requests(text, texts, Cut(4, 50))) == list(batch_chunks(text, texts, 4))
     made = list(cut_requests(head(), windows, Cut(4, 50)))
     assert [[p.window for p in batch.pieces] for batch, _, _ in made] == [[5, 4, 3], [2, 1, 0]]
     assert [cost for _, cost, _ in made] == [42, 33]

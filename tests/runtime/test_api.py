@@ -21,16 +21,16 @@ from support.trainings import leave
 
 import evalspan
 from coordinator import api
-from coordinator.config.schema import Config
+from coordinator.decide.evaluation.events import Accepted
+from coordinator.decide.evaluation.records import EvaluationRecord
 from coordinator.errors import OperatorError
-from coordinator.evaluation.events import Accepted
-from coordinator.evaluation.records import EvaluationRecord
 from coordinator.intake import inbox
 from coordinator.runtime.journal import Journal
 from coordinator.runtime.registry import MOST_TRIES
 from coordinator.runtime.work_lock import DAEMON, WorkLock
+from coordinator.site.config.schema import Config
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
-from evaljobs.staging.segments import family
+from evaljobs.staging.segments import process_family
 
 COLUMNS = {
     "evaluation_id", "suite", "step", "checkpoint", "status", "task", "filter", "metric", "value", "stderr",
@@ -153,7 +153,9 @@ def test_an_interrupt_cancels_the_evaluation_and_then_raises(toy_model, settings
         process.send_signal(signal.SIGINT)
     assert "interrupted True\n" in iter(process.stdout.readline, "")
     try:
-        wait_until(lambda: not any(map(procs.identify, family(process.pid)[1:])), "jobs and Redis end", 20.0)
+        wait_until(
+            lambda: not any(map(procs.identify, process_family(process.pid)[1:])), "jobs and Redis end", 20.0
+        )
     finally:
         process.communicate("\n")
     reports = [json.loads(f.read_text()) for f in (tmp_path / "work").glob("*/report.json")]
@@ -282,14 +284,14 @@ def test_wait_follows_a_submission_from_the_notice_to_a_refusal_or_the_timeout(t
     none = inbox.Notice(checkpoint="/none", suite=SUITE)
     # sent again, it waits once more, whatever the clocks of the hosts say
     for notice in (none, none.model_copy(update={"noticed_at": 1.0}), none):
-        file = str(inbox.leave(paths, notice))
+        file = str(inbox.leave_notice(paths, notice))
         update = {"evaluation_id": "bad-0", "checkpoint": "/none", "sent": (file,), "what": "new"}
         bad = sent.model_copy(update=update)
         waits(bad)
         ears.tick()
         with pytest.raises(OperatorError, match="/none was refused: "):
             evalspan.wait(bad, timeout=0)
-    file = str(inbox.leave(paths, inbox.Notice(command="rescore", evaluation_id="again-0")))
+    file = str(inbox.leave_notice(paths, inbox.Notice(command="rescore", evaluation_id="again-0")))
     again = bad.model_copy(update={"evaluation_id": "again-0", "checkpoint": "", "sent": (file,)})
     waits(again)
     ears.tick()

@@ -15,19 +15,19 @@ from support.fake_cluster import FakeCluster, fake_node
 from support.loops import NoRedis, another, coordinator_on, until
 from support.simulated.parts import record
 
-from coordinator.allocation import demand
-from coordinator.allocation.allocate import Limits
 from coordinator.base import clock
-from coordinator.cluster import ClusterError, Job
+from coordinator.decide.allocation import demand
+from coordinator.decide.allocation.allocate import Limits
+from coordinator.decide.evaluation import jobs, nodes
+from coordinator.decide.evaluation.actions import SubmitJob
+from coordinator.decide.evaluation.events import JobStarted
+from coordinator.decide.evaluation.job_specs import worker_job
+from coordinator.decide.evaluation.state import NodeUse
+from coordinator.decide.planning.make_plan import hardware_of
 from coordinator.errors import RetryError
-from coordinator.evaluation import jobs, nodes
-from coordinator.evaluation.actions import SubmitJob
-from coordinator.evaluation.events import JobStarted
-from coordinator.evaluation.job_specs import worker_job
-from coordinator.evaluation.state import NodeUse
-from coordinator.planning.make_plan import hardware_of
 from coordinator.runtime import cluster_calls, effects, gpu_names, registry
 from coordinator.runtime.cluster_calls import ClusterCalls
+from coordinator.site.cluster import ClusterError, Job
 from evaljobs.contract.outcomes import Staged
 from evaljobs.contract.specs import JudgeConfig, TaskEntry
 from evaljobs.contract.storage import write_outcome
@@ -254,7 +254,7 @@ def test_a_worker_of_a_judge_suite_gets_the_key_and_the_environment_of_workers(t
     running = coordinator.evaluations.accept(made.model_copy(update={"judge": judge}))
     coordinator.tick()
     event = worker_job(running.state, performer.site, 1, 0.0)
-    jobs.intended(running.state, event)
+    jobs.job_intended(running.state, event)
     performer.submit(running.state, [SubmitJob(job=event.job)])
     given = {job.purpose: (job.secrets, dict(job.env)) for job in cluster.submitted}
     assert given.pop("metric") == (("JUDGE_KEY",), env)
@@ -330,7 +330,7 @@ def test_a_fault_of_a_node_is_learnt_once(tmp_path):
     first = coordinator.evaluations.accept(another(record(), 1))
     coordinator.tick()
     node = first.state.nodes.by_name["n0"]
-    first.take(nodes.back_off(node, "torch sees 0 of the 1 GPUs", clock.now(), at_fault=True))
+    first.take(nodes.back_off_node(node, "torch sees 0 of the 1 GPUs", clock.now(), at_fault=True))
     node.back_off_until = clock.now() + 60
     coordinator.tick()
     coordinator.evaluations.cancel(first.state.evaluation_id, "enough")
@@ -379,8 +379,8 @@ def test_the_name_that_a_precursor_reports_is_kept_for_later_evaluations(tmp_pat
     coordinator.tick()
     assert hardware_of(running.state.nodes.by_name.values()) == (gres or A100)
     path = coordinator.performer.site.paths.gpu_names
-    gpu_names.keep(path, running.state)
-    assert gpu_names.read(path) == ({} if gres else {"n0": A100})
+    gpu_names.record_gpu_names(path, running.state)
+    assert gpu_names.read_gpu_names(path) == ({} if gres else {"n0": A100})
     coordinator.evaluations.cancel(running.state.evaluation_id, "done with")
     for job in cluster.members:
         job.state = "CANCELLED"

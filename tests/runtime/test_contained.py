@@ -19,23 +19,23 @@ from support.loops import serving, until
 from support.simulated.parts import record
 
 from coordinator.base.signals import Signals
-from coordinator.cli.screen.sight import Sight, _over
-from coordinator.cli.screen.standing import all_of, json_of, standing
-from coordinator.config.schema import ClusterConfig, Config
+from coordinator.decide.evaluation import step as machine
+from coordinator.decide.evaluation.actions import FindRequestSets
+from coordinator.decide.evaluation.events import EVENT
+from coordinator.decide.evaluation.records import JOURNAL_FORMAT, job_prefix
 from coordinator.errors import RetryError
-from coordinator.evaluation import step as machine
-from coordinator.evaluation.actions import FindRequestSets
-from coordinator.evaluation.events import EVENT
-from coordinator.evaluation.records import JOURNAL_FORMAT, job_prefix
-from coordinator.intake.inbox import Notice, leave
+from coordinator.intake.inbox import Notice, leave_notice
+from coordinator.interface.cli.screen.evaluation_views import all_summaries, evaluation_views, view_as_json
+from coordinator.interface.cli.screen.work_folder_view import WorkFolderView, _over
 from coordinator.runtime import journal, registry, runner
-from coordinator.runtime.journal import JournalError, OtherFormatError, alone, read_events
+from coordinator.runtime.journal import JournalError, OtherFormatError, exclude_coordinators, read_events
 from coordinator.runtime.runner import MAX_ANSWERS, MAX_ANSWERS_AN_ENTRY
-from coordinator.runtime.summary import ended, read_summary
+from coordinator.runtime.summary import read_ended_summary, read_summary
+from coordinator.site.config.schema import ClusterConfig, Config
 
 GOOD, BAD = "ckpt-good-00000001", "ckpt-bad-00000002"
 NO_EVENT = b'{"kind": "of-another-version"}\n'
-FIELDS = "cb12a8c0"
+FIELDS = "b70dd351"
 
 
 def named(name):
@@ -89,21 +89,21 @@ def over(work, cluster):
 def shown(work):
     """What `status` says of each evaluation."""
     config = Config(work_dir=work.root)
-    found = all_of(config)
-    rows = standing(config, found, [s for s in found if not s.ended_at])
+    found = all_summaries(config)
+    rows = evaluation_views(config, found, [s for s in found if not s.ended_at])
     return {row.summary.evaluation_id: row for row in rows}
 
 
 def halted(work):
     """What `watch` says of each evaluation that does not go on; "" where it does."""
-    views = Sight(Config(work_dir=work.root), "evalspan daemon", None).views(time.time())
+    views = WorkFolderView(Config(work_dir=work.root), "evalspan daemon", None).views(time.time())
     return {view.summary.evaluation_id: view.halt.word if view.halt else "" for view in views}
 
 
 def watch_ends(work):
     """Whether `watch` of the bad evaluation has come to its end, on a site whose Slurm commands are away."""
     config = Config(work_dir=work.root, cluster=ClusterConfig(kind="slurm"))
-    sight = Sight(config, "evalspan daemon", work.evaluation(BAD))
+    sight = WorkFolderView(config, "evalspan daemon", work.evaluation(BAD))
     return bool(_over(sight, sight.views(time.time()), draws=True))
 
 
@@ -162,7 +162,7 @@ def test_one_that_is_faulty_again_and_again_is_given_up_and_its_jobs_end(pair, w
     assert jobs_of(cluster, GOOD)
     assert "is not an event of this version" in str(pair.evaluations.lost(BAD))
     journal.write_bytes(whole)
-    leave(work, Notice(command="retry", evaluation_id=BAD))
+    leave_notice(work, Notice(command="retry", evaluation_id=BAD))
     obey(pair)
     assert sorted(pair.evaluations.running) == [BAD, GOOD]
 
@@ -274,7 +274,7 @@ def test_a_damaged_journal_costs_no_other_evaluation_its_start_or_its_row(left, 
     with serving(left.root, cluster) as coordinator:
         coordinator.evaluations.resume_all()
         assert list(coordinator.evaluations.running) == [GOOD]
-        leave(left, Notice(command="cancel", evaluation_id=BAD, reason="enough"))
+        leave_notice(left, Notice(command="cancel", evaluation_id=BAD, reason="enough"))
         obey(coordinator)
         until(
             coordinator, lambda: not jobs_of(cluster, BAD) and coordinator.evaluations.lost(BAD) is not None
@@ -304,7 +304,7 @@ def test_a_copy_of_an_evaluations_folder_is_no_second_one(left, cluster):
 
 def test_a_run_of_one_evaluation_obeys_no_command_to_another(over, cluster):
     """Its jobs would end with the run. The command stays for the daemon."""
-    leave(over, Notice(command="retry", evaluation_id=GOOD))
+    leave_notice(over, Notice(command="retry", evaluation_id=GOOD))
     with serving(over.root, cluster) as coordinator:
         assert coordinator.run_one(named(BAD), lambda: True).ended_at is not None
         assert list(coordinator.evaluations.running) == [BAD]
@@ -315,7 +315,7 @@ def test_a_run_of_one_evaluation_obeys_no_command_to_another(over, cluster):
 def test_what_was_cancelled_is_resumed_though_its_files_are_in_use_at_first(over, cluster):
     """Another process archives it when the same evaluation is asked for again: it is parked, then it goes on."""
     archiver = ExitStack()
-    archiver.enter_context(alone(over.evaluation(GOOD).journal))
+    archiver.enter_context(exclude_coordinators(over.evaluation(GOOD).journal))
     with serving(over.root, cluster) as coordinator:
 
         def watch():
@@ -333,15 +333,15 @@ def test_what_was_cancelled_is_resumed_though_its_files_are_in_use_at_first(over
 def test_of_what_has_ended_no_journal_is_read(over, cluster):
     """Neither by a daemon that starts nor by `status`: its summary is kept. One whose summary was lost is read once."""
     paths = over.evaluation(GOOD)
-    row, last = json_of(shown(over)[GOOD], over.root, 0.0), ended(paths)
+    row, last = view_as_json(shown(over)[GOOD], over.root, 0.0), read_ended_summary(paths)
     assert (last.cancelled, last.result) == ("asked", "cancelled")
     assert last.journal_bytes == paths.journal.stat().st_size
     paths.status.unlink()
-    assert json_of(shown(over)[GOOD], over.root, 0.0) == row
+    assert view_as_json(shown(over)[GOOD], over.root, 0.0) == row
     with serving(over.root, cluster) as coordinator:
         coordinator.evaluations.resume_all()
         assert not coordinator.evaluations.running
-        assert last.like(ended(paths))
+        assert last.like(read_ended_summary(paths))
         paths.journal.write_bytes(b"x" * (paths.journal.stat().st_size - 1) + b"\n")
         coordinator.evaluations.resume_all()
         assert not coordinator.evaluations.parked
@@ -419,7 +419,7 @@ def test_an_unfinished_evaluation_of_another_format_is_refused_and_left_alone(
     with pytest.raises(OtherFormatError) as refused:
         list(read_events(paths.journal))
     (said,) = [text for line in caplog.records if BAD in (text := line.getMessage())]
-    (row,) = [s for s in all_of(Config(work_dir=left.root)) if s.evaluation_id == BAD]
+    (row,) = [s for s in all_summaries(Config(work_dir=left.root)) if s.evaluation_id == BAD]
     assert row.fault in said
     for part in (
         str(paths.root),

@@ -14,12 +14,12 @@ from support.fake_cluster import FakeCluster, fake_node
 from support.loops import serving, until
 
 from coordinator.base import clock
-from coordinator.cli.screen.live_screen import Watcher
-from coordinator.cli.screen.standing import Shown
-from coordinator.cluster.slurm_rules import Hosting
-from coordinator.config.schema import Config, WatchConfig
 from coordinator.intake import folder_watch
+from coordinator.interface.cli.screen.evaluation_views import EvaluationView
+from coordinator.interface.cli.screen.live_screen import Watcher
 from coordinator.runtime.service import Service
+from coordinator.site.cluster.slurm_rules import Hosting
+from coordinator.site.config.schema import Config, WatchConfig
 from evaljobs.queue import redis_client
 
 
@@ -49,7 +49,9 @@ def evaluated(service, watcher, number):
 
     def look():
         service.tick()
-        watcher.show([*map(Shown, coordinator.evaluations.summaries())], coordinator.evaluations.trouble)
+        watcher.show(
+            [*map(EvaluationView, coordinator.evaluations.summaries())], coordinator.evaluations.trouble
+        )
         return list(coordinator.evaluations.running.values())
 
     until(coordinator, look)
@@ -69,7 +71,7 @@ def test_a_daemon_holds_the_same_after_n_and_2n_evaluations(tmp_path, monkeypatc
     """
     hours = itertools.count(clock.now(), 3600.0)
     monkeypatch.setattr(clock, "now", lambda: next(hours))  # each look is due
-    monkeypatch.setattr(folder_watch, "AGAIN", 100)
+    monkeypatch.setattr(folder_watch, "RECHECKED_CHECKPOINTS", 100)
     watch = WatchConfig(folders=(tmp_path / "run",), suite=SUITE)
     config = Config(work_dir=tmp_path / "work", watch=watch, backlog="latest")
     (tmp_path / "run" / "unfinished.tmp").mkdir(parents=True)
@@ -81,7 +83,7 @@ def test_a_daemon_holds_the_same_after_n_and_2n_evaluations(tmp_path, monkeypatc
             for number in numbers:
                 evaluated(service, watcher, number)
             service.tick()  # forgets the last checkpoint
-            with redis_client.client(redis_client.read(service.paths.redis_address)) as client:
+            with redis_client.make_client(redis_client.read_address(service.paths.redis_address)) as client:
                 keys = len(list(client.scan_iter()))
             gc.collect()  # what earlier tests have left may hold descriptors
             descriptors, patterns = [*Path("/proc/self/fd").iterdir()], fnmatch._compile_pattern.cache_info()

@@ -8,31 +8,31 @@ import pytest
 from support.simulated.parts import Faults, record
 from support.simulated.world import World
 
-from coordinator.evaluation import events as ev
-from coordinator.evaluation import step as machine
-from coordinator.evaluation.actions import FindResponses, MakePlan
-from coordinator.evaluation.job_specs import Site
-from coordinator.evaluation.records import Inputs, cut_on_disk, evaluation_id
-from coordinator.evaluation.state import Phase
+from coordinator.decide.evaluation import events as ev
+from coordinator.decide.evaluation import step as machine
+from coordinator.decide.evaluation.actions import FindResponses, MakePlan
+from coordinator.decide.evaluation.job_specs import Site
+from coordinator.decide.evaluation.records import Inputs, cut_on_disk, evaluation_id
+from coordinator.decide.evaluation.state import Phase
+from coordinator.decide.planning.make_plan import make_plan
 from coordinator.intake import request_sets
 from coordinator.intake.source_keys import Present
-from coordinator.planning.make_plan import make_plan
-from coordinator.report.gpu_use import DRAINED, GpuUse
-from coordinator.report.load_series import read_document
-from coordinator.report.measurements import ShardSpan, without_measurements
-from coordinator.report.scores import ScoreValue
+from coordinator.results.report.gpu_use import DRAINED, GpuUse
+from coordinator.results.report.load_series import read_document
+from coordinator.results.report.measurements import ShardSpan, without_measurements
+from coordinator.results.report.scores import ScoreValue
 from coordinator.runtime import finalize, reuse
 from coordinator.runtime.chance import at_chance, fell_to_chance
-from coordinator.runtime.journal import Journal, line_of, replayed
-from coordinator.runtime.present_inputs import as_of_now, changed_since, renewed
-from coordinator.runtime.summary import Summary, known_by, write_summary
+from coordinator.runtime.journal import Journal, line_of, replayed_state
+from coordinator.runtime.present_inputs import changed_since, record_as_of_now, without_reuse
+from coordinator.runtime.summary import Summary, fields_of_record, write_summary
 from evaljobs.contract.names import Cut, ShardId
 from evaljobs.contract.paths import EvaluationPaths, batch_index_file, entry_manifest, request_set_manifest
 from evaljobs.contract.specs import BatchIndex, EntryManifest, FrameRef, RequestSetManifest
 from evaljobs.contract.storage import write_atomic, write_record
 from evaljobs.lmeval.shown_inputs import digest_of
-from priors.estimate import Learnt
-from priors.table import read as read_observations
+from priors.estimate import PriorHistory
+from priors.table import read_observations
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_a_training_that_falls_to_chance_is_told_by_its_last_checkpoint_above(tm
         paths.root.mkdir()
         paths.journal.write_bytes(b"x")
         scores = (ScoreValue(task="a", metric="acc", filter="none", value=0.6),)
-        fields = known_by(known) | {
+        fields = fields_of_record(known) | {
             "suite": suite,
             "written_at": 0.0,
             "ended_at": 1.0,
@@ -116,12 +116,12 @@ def test_scores_are_written_whatever_report_and_priors_find(ended, tmp_path, cap
     (tmp_path / "folder").mkdir()
     finalize.write_results(state, paths, {}, tmp_path / "folder")
     assert json.loads(paths.results.read_text())["results"].keys() == names
-    report = finalize.try_report(state, paths)
+    report = finalize.make_report_or_none(state, paths)
     spans = tuple(
         finalize.ShardSpan(shard=name, trial="t", started_at=1.0, seconds=1.0)
         for name in state.shards.by_name
     )
-    finalize.teach(state, report.model_copy(update={"shards": spans}), tmp_path / "o.jsonl")
+    finalize.add_to_priors(state, report.model_copy(update={"shards": spans}), tmp_path / "o.jsonl")
     assert "the priors learn nothing of it: the request set of" in caplog.text
     paths.results.unlink()
     paths.journal.write_text('{"kind": "of-another-version"}\n')
@@ -177,7 +177,7 @@ def asked(site):
     base, inputs = record(1), Inputs(lm_eval="0.4.13")
     name = evaluation_id(base.checkpoint, base.suite, base.model, base.judge, inputs)
     plain = base.model_copy(update={"inputs": inputs, "evaluation_id": name})
-    return as_of_now(plain, site), plain
+    return record_as_of_now(plain, site), plain
 
 
 def end(site, made, *files, **rows):
@@ -188,7 +188,7 @@ def end(site, made, *files, **rows):
     shown = {"build": {}, "score": {**rows, **{str(file): digest_of(str(file)) for file in files}}}
     write_atomic(paths.results, json.dumps({"evalspan": {"shown": shown}}).encode())
     write_atomic(paths.evaluation, made.model_dump_json().encode())
-    over = Summary(**known_by(made), written_at=2.0, ended_at=2.0, journal_bytes=3)
+    over = Summary(**fields_of_record(made), written_at=2.0, ended_at=2.0, journal_bytes=3)
     assert write_summary(paths, over)
     return made.evaluation_id
 
@@ -231,7 +231,9 @@ def test_a_file_that_a_node_sees_otherwise_costs_one_evaluation(site):
 def test_fresh_names_another_evaluation_each_time(site):
     base = asked(site)[1]
     later = base.model_copy(update={"accepted_at": base.accepted_at + 1})
-    assert len({base.evaluation_id, renewed(base).evaluation_id, renewed(later).evaluation_id}) == 3
+    assert (
+        len({base.evaluation_id, without_reuse(base).evaluation_id, without_reuse(later).evaluation_id}) == 3
+    )
 
 
 # --- plans and answers in a cut --------------------------------------------------------------------------------------
@@ -271,7 +273,7 @@ def of_14_gb(suite):
 def plan_of(folder, cut, suite=None, tasks=("t0",)):
     sets = {0: {task: str(folder / task) for task in tasks}}
     wanted = MakePlan(sets=sets, batch_size=8, lanes=(("n/0", "n"),), cuts={0: cut} if cut else {})
-    history = Learnt(read_observations(folder.parent / "observations.jsonl"))
+    history = PriorHistory(read_observations(folder.parent / "observations.jsonl"))
     return make_plan(
         of_14_gb(suite), wanted, request_sets.read_wanted(wanted), history, hardware="gpu", now=1.0
     )
@@ -286,10 +288,10 @@ def test_a_plan_is_of_the_batches_of_its_cut_and_its_shards_name_it(folder):
         assert {name.cut for name in names} == {planned.leaves[0].cut} == {cut}
         assert sum(n.end_batch - n.first_batch for n in names) == len(TOKENS[cut_on_disk(cut, 8)])
         assert {s for lane in planned.lanes for s, _, _ in lane.shards} == set(planned.leaves[0].shards)
-        assert request_sets.found(folder, cut, None) == {"t0": str(folder / "t0")}
+        assert request_sets.find_request_sets(folder, cut, None) == {"t0": str(folder / "t0")}
         seconds.append(planned.gpu_seconds)
     assert seconds == sorted(set(seconds))
-    assert request_sets.found(folder, "fast-50-8", None) is None
+    assert request_sets.find_request_sets(folder, "fast-50-8", None) is None
     with pytest.raises(request_sets.RequestSetError, match="batches-fast-50-8"):
         plan_of(folder, "fast-50-8")
     assert cut_on_disk("", "auto") == ""
@@ -307,7 +309,7 @@ def test_the_next_plan_counts_with_the_seconds_that_a_run_showed(folder):
     shards = [shard for leaf in planned.leaves for shard in leaf.shards]
     frame = FrameRef(file="x.frames", offset=0, length=1)
     dumped = ev.ShardsDumped(at=2.0, shards=tuple((shard, frame) for shard in shards))
-    state = replayed([ev.Accepted(at=0.0, record=of_14_gb(SUITES[cut])), planned, dumped])
+    state = replayed_state([ev.Accepted(at=0.0, record=of_14_gb(SUITES[cut])), planned, dumped])
     state.entries[0].status = "scored"
     spans = tuple(ShardSpan(shard=shard, trial="t", started_at=1.0, seconds=30.0) for shard in shards)
     parts = {"infer": 90.0, "imports": 4.0, "load": 10.0, "warm": 1.0, "other": 5.0}
@@ -316,7 +318,7 @@ def test_the_next_plan_counts_with_the_seconds_that_a_run_showed(folder):
     )
     seen = {"shards": spans, "metric_seconds": {state.entries[0].name: 60.0}, "gpus": (gpu,)}
     report = without_measurements(state, "").model_copy(update=seen)
-    finalize.teach(state, report, folder.parent / "observations.jsonl")
+    finalize.add_to_priors(state, report, folder.parent / "observations.jsonl")
     again = plan_of(folder, cut, SUITES[cut], ("t0", "t1"))
     assert sum(its for lane in again.lanes for _, _, its in lane.shards) == pytest.approx(30.0 * len(shards))
     assert sum(leaf.metric_seconds for leaf in again.leaves) == pytest.approx(60.0)
@@ -349,10 +351,10 @@ def test_responses_are_used_again_in_the_same_cut_alone(folder, tmp_path, of, wa
     before = earlier(site, folder, of)
     ours = record(1, suite=SUITES[wanted])
     site.paths.evaluation(ours.evaluation_id).responses.mkdir(parents=True)
-    state, _ = machine.start(ev.Accepted(at=2.0, record=ours))
+    state, _ = machine.start_evaluation(ev.Accepted(at=2.0, record=ours))
     cuts = {0: wanted} if wanted else {}
     sought = FindResponses(sets={0: {"t0": str(folder / "t0")}}, batch_size=8, cuts=cuts)
-    found = reuse.find(state, sought, site.paths, Present(site), 3.0)
+    found = reuse.find_responses(state, sought, site.paths, Present(site), 3.0)
     assert dict(found.sources) == ({"t0": before} if of == wanted else {})
     if of == wanted:
         assert {ShardId.parse(shard).cut for shard, _ in found.shards} == {wanted}

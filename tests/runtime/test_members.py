@@ -10,11 +10,11 @@ from support.commands import typed
 from support.daemons import SUITE, announce, daemon, only, refused, small
 from support.with_root import GROUP, MEMBERS, as_user
 
-from coordinator.config.schema import Config, WatchConfig
 from coordinator.errors import OperatorError
 from coordinator.intake import work_folder
-from coordinator.intake.inbox import Notice, leave
+from coordinator.intake.inbox import Notice, leave_notice
 from coordinator.runtime import service
+from coordinator.site.config.schema import Config, WatchConfig
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.storage import make_file
 
@@ -34,7 +34,7 @@ def folder(monkeypatch):
     monkeypatch.setenv("EVALSPAN_SHARED_GROUP", GROUP)
     monkeypatch.setenv("EVALSPAN_WORK_DIR", str(made / "work"))
     monkeypatch.setattr(service, "LOOK_SECONDS", 0.0)
-    work_folder.load(None, made / "work")
+    work_folder.load_settings(None, made / "work")
     for place in ("runs", "elsewhere"):
         small(made / place / "step-1", seed=len(place))
     for name in ("mine", "other"):
@@ -56,7 +56,7 @@ def submits(folder):
 
     def submits(place="runs/step-1", suite=SUITE, *, uid=ANN, **more):
         notice = Notice(checkpoint=str(folder / place), suite=str(suite), **more)
-        file = leave(WorkPaths(folder / "work"), notice)
+        file = leave_notice(WorkPaths(folder / "work"), notice)
         os.chown(file, uid, -1)
         return file
 
@@ -69,7 +69,7 @@ def test_a_file_that_may_be_another_users_asks_for_nothing(folder, ears, submits
     announce(ears, folder / "runs" / "step-1")
     ears.tick()
     order = Notice(command="cancel", evaluation_id=only(ears).state.evaluation_id)
-    files = [submits(suite="mine", uid=0), leave(ears.paths, order)]
+    files = [submits(suite="mine", uid=0), leave_notice(ears.paths, order)]
     for number, file in enumerate(files):
         aside = folder / f"elsewhere{number}.json"
         if forged == "open to others":
@@ -97,7 +97,7 @@ def test_what_the_daemons_user_may_not_read_is_refused_by_name(folder, ears):
 
     def share():
         os.environ["EVALSPAN_WORK_DIR"] = str(work)
-        work_folder.load(None, work)
+        work_folder.load_settings(None, work)
 
     def serve():
         theirs = daemon(work, Config(watch=WatchConfig(roots=(folder / "runs",))))
@@ -108,7 +108,9 @@ def test_what_the_daemons_user_may_not_read_is_refused_by_name(folder, ears):
         assert (other.startswith(f"{left} of {bob}: "), "\n" in other) == (True, False)
 
     as_user(share, member=True, uid=ANN)
-    unread, left = (leave(WorkPaths(work), Notice(checkpoint=str(closed), suite=SUITE)) for _ in range(2))
+    unread, left = (
+        leave_notice(WorkPaths(work), Notice(checkpoint=str(closed), suite=SUITE)) for _ in range(2)
+    )
     unread.chmod(0o600)
     for file in (unread, left):
         os.chown(file, BOB, -1)

@@ -15,16 +15,16 @@ from support.simulated.parts import SITE, Faults, record
 from support.simulated.world import World
 
 from coordinator.base import clock
-from coordinator.cluster import JobState
-from coordinator.evaluation import actions as do
-from coordinator.evaluation import events as ev
-from coordinator.evaluation import step as machine
-from coordinator.evaluation.job_specs import Site
+from coordinator.decide.evaluation import actions as do
+from coordinator.decide.evaluation import events as ev
+from coordinator.decide.evaluation import step as machine
+from coordinator.decide.evaluation.job_specs import Site
 from coordinator.runtime import detect
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.journal import Journal, read_events
 from coordinator.runtime.runner import Running
-from coordinator.services.redis_server import binary
+from coordinator.site.cluster import JobState
+from coordinator.site.services.redis_server import server_binary
 from evaljobs.contract.outcomes import Built, ShardResponses
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.storage import FrameWriter, write_outcome, write_record
@@ -35,7 +35,7 @@ GRACE = detect.Grace(lost=30.0, uncertain=10.0, hung=100.0, overdue=60.0, outcom
 
 def fresh():
     """An evaluation with one build job submitted as 100, seen at 0; and that job's name."""
-    state, _ = machine.start(ev.Accepted(at=0.0, record=record(1)))
+    state, _ = machine.start_evaluation(ev.Accepted(at=0.0, record=record(1)))
     event = ev.RequestSetsFound(at=0.0, sets={}, folders={0: "/s"}, batch_size=8)
     (submit,) = (a for a in machine.step(state, SITE, [event]).actions if isinstance(a, do.SubmitJob))
     machine.step(state, SITE, [ev.JobSubmitted(at=0.0, job=submit.job.name, job_id="100")])
@@ -234,7 +234,17 @@ def _answers(client):
 def server(tmp_path):
     """A server without ACL at the published address: a test may do to it what any user of a site's Redis may, and set its limits."""
     socket = tmp_path / "s"
-    words = [str(binary()), "--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", str(tmp_path)]
+    words = [
+        str(server_binary()),
+        "--port",
+        "0",
+        "--unixsocket",
+        str(socket),
+        "--save",
+        "",
+        "--dir",
+        str(tmp_path),
+    ]
     process = subprocess.Popen([*words, "--maxmemory-policy", "noeviction"], stdout=subprocess.DEVNULL)
     write_record(WorkPaths(tmp_path).redis_address, RedisAddress(socket=str(socket)))
     try:

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from coordinator.hook import pinned
-from coordinator.intake.checkpoint import inspect
-from coordinator.intake.inbox import Notice, leave
-from coordinator.keeping.archive import archive_ended
-from coordinator.runtime.summary import ended
+from coordinator.intake.checkpoint import inspect_checkpoint
+from coordinator.intake.inbox import Notice, leave_notice
+from coordinator.operations.keeping.archive import archive_ended
+from coordinator.runtime.summary import read_ended_summary
 from coordinator.runtime.work_lock import UNTIL_IDLE, WorkLock, is_daemon
-from evaljobs.contract.folded import archive_of, members
+from evaljobs.contract.archived_files import archive_members, archive_of
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 pytestmark = pytest.mark.model
@@ -54,7 +54,9 @@ def journals(site):
 def announce(site, checkpoint, times):
     """Several times, as the hook does; the watched folder tells of it anyway."""
     for _ in range(times):
-        leave(WorkPaths(site.work), Notice(checkpoint=str(checkpoint), step=100, noticed_at=time.time()))
+        leave_notice(
+            WorkPaths(site.work), Notice(checkpoint=str(checkpoint), step=100, noticed_at=time.time())
+        )
 
 
 def test_announced_a_hundred_times_while_half_written_and_killed_in_between_it_is_one_evaluation(
@@ -90,7 +92,7 @@ def test_announced_a_hundred_times_while_half_written_and_killed_in_between_it_i
     (journal,) = journals(site)
     assert dict(site.results()["results"]) == watched
     taken = json.loads((journal.parent / "evaluation.json").read_text())["checkpoint"]
-    assert taken["digest"] == inspect(checkpoint).digest
+    assert taken["digest"] == inspect_checkpoint(checkpoint).digest
     assert site.counted_once()
     assert not list((site.work / "inbox").glob("*")), "every notice is dealt with"
     assert not pinned(checkpoint)
@@ -125,12 +127,12 @@ def test_cancelled_in_mid_run_nothing_is_left_and_a_retry_ends_with_the_same_sco
         wait(lambda: site.paused() and site.dumped() >= 1, "a trial has written", log)
         assert site.run(site.command("cancel", name)).returncode == 0
         paths = EvaluationPaths(site.root())
-        wait(lambda: ended(paths) is not None, "it has ended", log)
+        wait(lambda: read_ended_summary(paths) is not None, "it has ended", log)
         wait(lambda: not site.processes("trial", "stage", "worker", "build"), "no job is left", log)
         assert set(site.results()["failed"]) <= set(watched), "what was scored stays"
         assert "cancelled" in json.dumps(site.results()["failed"])
         wait(lambda: _archived(paths), "its files are archived", log)
-        before = {name.removeprefix("responses/") for name in members(archive_of(paths.root))}
+        before = {name.removeprefix("responses/") for name in archive_members(archive_of(paths.root))}
         assert site.run(site.command("retry", name)).returncode == 0
         wait(lambda: "failed" not in site.results(), "the retry ends", log)
         process.send_signal(signal.SIGTERM)

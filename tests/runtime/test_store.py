@@ -18,18 +18,18 @@ from support.loops import coordinator_on, serving, until
 from support.simulated.parts import record
 from support.with_root import fill, no_room_for_an_event, small_disk
 
-from coordinator import cli
 from coordinator.base.clock import Throttle
-from coordinator.base.disk_space import RESUMES
-from coordinator.config.schema import Config
+from coordinator.base.disk_space import FREE_SPACE_ADVICE
+from coordinator.decide.evaluation.events import CancelAsked, OutcomeSeen, Restarted, ResultsWritten
 from coordinator.errors import OperatorError, RetryError, TakenOverError
-from coordinator.evaluation.events import CancelAsked, OutcomeSeen, Restarted, ResultsWritten
 from coordinator.hook import pinned
-from coordinator.intake.inbox import Notice, leave
+from coordinator.intake.inbox import Notice, leave_notice
+from coordinator.interface import cli
 from coordinator.runtime import registry, work_lock
 from coordinator.runtime.journal import Journal, UnreadableEventError, read_events
 from coordinator.runtime.service import Service
 from coordinator.runtime.work_lock import WorkLock
+from coordinator.site.config.schema import Config
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.queue import redis_client
@@ -293,7 +293,7 @@ def test_started_again_on_a_full_disk_it_waits_for_room_and_goes_on(disk, cluste
                 filler = fill(disk)
         until(coordinator, lambda: begun in coordinator.evaluations.running and work.redis_address.exists())
         assert list(coordinator.evaluations.running) == [begun]
-        with redis_client.client(redis_client.read(work.redis_address)) as client:
+        with redis_client.make_client(redis_client.read_address(work.redis_address)) as client:
             assert client.ping()
     coordinator.keeper.stop()
 
@@ -313,7 +313,7 @@ def test_a_command_that_a_full_disk_refuses_is_one_line_and_cancels_nothing(
         with pytest.raises(SystemExit) as ended:
             cli.main()
         assert ended.value.code == 3
-        said = f"evalspan: the disk of {disk}/work/inbox is full (0.0 MB free): {RESUMES}\n"
+        said = f"evalspan: the disk of {disk}/work/inbox is full (0.0 MB free): {FREE_SPACE_ADVICE}\n"
         assert capsys.readouterr().err == said
         with pytest.raises(RetryError, match=r"not cancelled, its jobs go on .*/work is full .*resumes it"):
             coordinator.interrupt(name)
@@ -341,7 +341,7 @@ def test_a_cancellation_on_a_full_disk_is_kept_and_ends_once_there_is_room(disk,
         assert pinned(checkpoint)
         if not for_the_event:
             no_room_for_an_event(running.paths.journal)
-        leave(service.paths, Notice(command="cancel", evaluation_id=name))
+        leave_notice(service.paths, Notice(command="cancel", evaluation_id=name))
         filler = fill(disk)
         for _ in range(3):
             obey(coordinator)

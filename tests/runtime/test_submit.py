@@ -13,21 +13,29 @@ from support.simulated.parts import record
 import evalspan
 from coordinator.base import clock
 from coordinator.base.clock import Throttle
-from coordinator.cli.commands import _nothing_to_do
-from coordinator.cluster.sbatch_text import SlurmOptions
-from coordinator.cluster.slurm_cli import SlurmCli
-from coordinator.cluster.slurm_parse import NODE_FIELDS
-from coordinator.config.schema import ClusterConfig, Config, WatchConfig
-from coordinator.evaluation.state import EntryState, Phase, State
+from coordinator.decide.evaluation.state import EntryState, Phase, State
 from coordinator.intake import from_settings, pending
-from coordinator.intake.inbox import Notice, leave
-from coordinator.intake.resubmit import submitted
-from coordinator.page.index import standing
-from coordinator.report.load_series import find_series
+from coordinator.intake.inbox import Notice, leave_notice
+from coordinator.intake.resubmit import resubmission_of
+from coordinator.interface.cli.commands import _nothing_to_do
+from coordinator.interface.page.index import standing_in_words
+from coordinator.results.report.load_series import find_series
 from coordinator.runtime.service import RULES_SECONDS, Service
 from coordinator.runtime.submission import Submission, has_ended
-from coordinator.runtime.summary import Summary, Task, ended, halt_of, known_by, read_summary, write_summary
+from coordinator.runtime.summary import (
+    Summary,
+    Task,
+    fields_of_record,
+    halt_of,
+    read_ended_summary,
+    read_summary,
+    write_summary,
+)
 from coordinator.runtime.work_lock import DAEMON, WorkLock
+from coordinator.site.cluster.sbatch_text import SlurmOptions
+from coordinator.site.cluster.slurm_cli import SlurmCli
+from coordinator.site.cluster.slurm_parse import NODE_FIELDS
+from coordinator.site.config.schema import ClusterConfig, Config, WatchConfig
 from evaljobs.contract.paths import EvaluationPaths
 
 pytestmark = pytest.mark.usefixtures("own_settings")
@@ -68,7 +76,7 @@ def test_a_submission_without_a_daemon_says_so_and_is_listed_until_one_takes_it(
         assert (f"{EVAL}, pid {os.getpid()} on " in text) == bool(holder)
     assert "daemon: not running" in text
     ears = daemon(tmp_path / "work", Config())
-    leave(ears.paths, Notice(checkpoint="/c", noticed_at=4e9))
+    leave_notice(ears.paths, Notice(checkpoint="/c", noticed_at=4e9))
     found = status()
     waits = [(str(place), SUITE), ("/c", "default")]
     assert [(w["checkpoint"], w["suite"]) for w in found["waiting"]] == waits
@@ -120,13 +128,13 @@ def test_the_step_is_the_same_however_a_checkpoint_comes(tmp_path, name, said, s
         performer = ears.coordinator.performer
         inputs = from_settings.inputs_for(performer.site, performer.lm_eval_version)
         for path in (str(place), "latest"):
-            asked = from_settings.record_of(Config(), path, SUITE, inputs, step=said)
+            asked = from_settings.evaluation_record(Config(), path, SUITE, inputs, step=said)
             assert asked.checkpoint.step == step
         if work == "submit":
             option = [] if said is None else ["--step", str(said)]
             submit("latest", "--work-dir", str(tmp_path / work), *option)
         else:
-            leave(ears.paths, Notice(checkpoint=str(link), suite=SUITE, step=said))
+            leave_notice(ears.paths, Notice(checkpoint=str(link), suite=SUITE, step=said))
         ears.tick()
         assert only(ears).state.record.checkpoint.step == step
 
@@ -192,7 +200,7 @@ def test_a_pause_outlives_the_daemon_until_it_is_resumed_and_a_priority_goes_up_
     assert f"GPUs for a deadline; `evalspan resume {name}` lets it go on" in told("status")
     shown = status()["evaluations"][0]
     assert (shown["stage"], shown["stopped"]) == ("paused", False)
-    assert standing(read_summary(EvaluationPaths(tmp_path / "work" / name)), halt(ears, name), 0.0)[
+    assert standing_in_words(read_summary(EvaluationPaths(tmp_path / "work" / name)), halt(ears, name), 0.0)[
         1
     ].startswith("paused")
     assert f"`evalspan resume {name}`" in submit(place)["note"]
@@ -235,7 +243,7 @@ def test_what_was_cancelled_is_resumed_by_a_submission_and_by_nothing_else(tmp_p
     asks = (
         lambda: announce(ears, old),
         lambda: announce(ears, old, priority=7),
-        lambda: leave(ears.paths, Notice(command="cancel", evaluation_id=name)),
+        lambda: leave_notice(ears.paths, Notice(command="cancel", evaluation_id=name)),
     )
     known = Submission(evaluation_id=name, checkpoint="", suite="", what="known")
     ears.coordinator.evaluations.summaries()
@@ -248,7 +256,7 @@ def test_what_was_cancelled_is_resumed_by_a_submission_and_by_nothing_else(tmp_p
             ears.coordinator.evaluations.summaries()
             ears.coordinator.evaluations.forget_ended()
             assert name not in ears.coordinator.evaluations.running
-            assert ended(running.paths) is not None
+            assert read_ended_summary(running.paths) is not None
             assert has_ended(ears.config, known)
     again = submit(old, "--priority", "8")
     assert again["what"] == "taken-up-again"
@@ -267,12 +275,12 @@ def test_of_what_is_scored_nothing_is_done_again(tmp_path):
     entries = [EntryState(index=i, name=t.name, status="scored") for i, t in enumerate(rec.suite.tasks)]
     state = State(record=rec, entries=entries, batch_size=rec.suite.batch_size)
     state.ending.phase, state.ending.ended_at = Phase.ENDED, 1.0
-    answer = submitted(state, 10)
+    answer = resubmission_of(state, 10)
     assert (answer.what, answer.announce, answer.again) == ("ended", False, False)
     paths = EvaluationPaths(tmp_path / rec.evaluation_id)
     paths.root.mkdir()
     paths.journal.write_text("{}\n")
-    over = Summary(**known_by(rec), written_at=1.0, ended_at=1.0, journal_bytes=3)
+    over = Summary(**fields_of_record(rec), written_at=1.0, ended_at=1.0, journal_bytes=3)
     failed = over.model_copy(update={"tasks": (Task(name="a", state="failed", error="no data"),)})
     for summary, results, left in (
         (over, {}, False),
@@ -293,8 +301,8 @@ def test_a_command_is_obeyed_before_what_was_submitted_after_it(tmp_path):
     place = small(tmp_path / "step-1")
     name = submit(place)["evaluation_id"]
     ears = daemon(tmp_path / "other")
-    leave(ears.paths, Notice(command="cancel", evaluation_id=name))
-    leave(ears.paths, Notice(checkpoint=str(place), suite=SUITE, evaluation_id=name))
+    leave_notice(ears.paths, Notice(command="cancel", evaluation_id=name))
+    leave_notice(ears.paths, Notice(checkpoint=str(place), suite=SUITE, evaluation_id=name))
     ears.tick()
     assert only(ears).state.evaluation_id == name
     assert not only(ears).state.ending.cancelled
@@ -336,7 +344,7 @@ def test_a_wrong_partition_is_a_pending_checkpoints_reason_and_slurm_is_not_aske
         ears.tick()
         asked.append(len(calls.read_text().splitlines()))
     assert asked[0] == asked[1] == asked[2] < asked[3] <= 2 * asked[0]
-    (waiting,) = pending.read(ears.paths, 0.0).waiting
+    (waiting,) = pending.read_pending(ears.paths, 0.0).waiting
     known = "(--partition, [cluster] partition); it has: gpu (default)"
     assert waiting.why == f"the cluster has no partition 'nope' {known}"
     assert not ears.coordinator.evaluations.running

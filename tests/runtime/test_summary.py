@@ -13,11 +13,8 @@ from support.simulated.large import Large
 from support.simulated.parts import record
 from support.trainings import leave
 
-from coordinator.base.words import about
-from coordinator.cli.screen.standing import in_words
-from coordinator.cluster import Job
-from coordinator.config.schema import Config
-from coordinator.evaluation.state import (
+from coordinator.base.words import format_estimate
+from coordinator.decide.evaluation.state import (
     EntryState,
     JobInfo,
     MetricState,
@@ -27,23 +24,26 @@ from coordinator.evaluation.state import (
     State,
     Trial,
 )
-from coordinator.keeping.archive import archive_ended
-from coordinator.report.scores import ScoreValue
-from coordinator.runtime.summaries import Summaries
-from coordinator.runtime.summarise import WAITS_SECONDS, seconds_left, stage_of, summary_now, summary_of
+from coordinator.interface.cli.screen.evaluation_views import timed_in_words
+from coordinator.operations.keeping.archive import archive_ended
+from coordinator.results.report.scores import ScoreValue
+from coordinator.runtime.known_evaluations import Summaries
+from coordinator.runtime.make_summary import WAITS_SECONDS, seconds_left, stage_of, summary_now, summary_of
 from coordinator.runtime.summary import (
     MOST_BYTES,
     NO_SLOT,
     SILENT_SECONDS,
     Summary,
     failed_jobs,
-    fitted,
+    fit_summary,
     halt_of,
     read_summary,
     with_document,
     write_summary,
 )
 from coordinator.runtime.work_lock import WorkLock
+from coordinator.site.cluster import Job
+from coordinator.site.config.schema import Config
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import FrameRef
@@ -104,7 +104,7 @@ def test_what_is_left_is_positive_while_work_is_left(shards, data, elapsed, make
     assert math.isfinite(eta)
     assert eta >= 1.0
     assert eta >= sum(shards[done:]) / lanes * (1 - 1e-9)
-    assert about(eta) != "about 0 s"
+    assert format_estimate(eta) != "about 0 s"
     if not started and not done and makespan > max(1.0, sum(shards)):
         assert eta == pytest.approx(makespan)
     state.plan.made_at = None
@@ -172,7 +172,7 @@ def test_trials_that_wait_or_load_are_not_called_inference(done, members, age, p
 
 
 def waits_of(state, now, listed=(), *, timed=True):
-    return [in_words(what, now, timed=timed) for what in summary_of(state, now, None, listed).waits]
+    return [timed_in_words(what, now, timed=timed) for what in summary_of(state, now, None, listed).waits]
 
 
 def test_an_evaluation_without_a_node_waits_and_says_so():
@@ -219,7 +219,7 @@ def test_a_summary_is_read_back_as_it_was_written_and_has_at_most_64_kb(tmp_path
     paths = paths_of(tmp_path, state)
     assert write_summary(paths, made)
     read = read_summary(paths)
-    assert read == fitted(made)
+    assert read == fit_summary(made)
     assert paths.status.stat().st_size <= MOST_BYTES
     assert (read.scored, read.entries, read.trials) == (tasks - 1, tasks, 8 * nodes)
     assert state.entries[-1].name in read.errors

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.runtime.journal import Journal, read_events, replayed
-from coordinator.runtime.summarise import summary_of
+from coordinator.runtime.journal import Journal, read_events, replayed_state
+from coordinator.runtime.make_summary import summary_of
 
 HISTORIES = Path(__file__).parents[1] / "golden" / "histories"
 NAMES = sorted(str(path.relative_to(HISTORIES)) for path in HISTORIES.rglob("*.jsonl.gz"))
@@ -24,8 +24,8 @@ def test_the_histories_of_earlier_releases_are_replayed(name, tmp_path, caplog):
     events = list(read_events(path))
     assert len(events) == len(path.read_bytes().splitlines())
     for end in range(1, len(events), max(1, len(events) // 20)):
-        assert replayed(events[:end]).ended_at is None
-    summary = summary_of(replayed(events), events[-1].at).model_dump(mode="json")
+        assert replayed_state(events[:end]).ended_at is None
+    summary = summary_of(replayed_state(events), events[-1].at).model_dump(mode="json")
     assert {key: summary[key] for key in OUTCOMES[name]} == OUTCOMES[name]
     assert "passed over" not in caplog.text
     journal = Journal(path)

@@ -25,7 +25,7 @@ from evaljobs.sandbox.isolation.lane import ENVIRONMENT, Lane
 from evaljobs.sandbox.levels import best_level
 from evaljobs.sandbox.records import Level, Program, program_key
 from evaljobs.sandbox.run import run_programs
-from evaljobs.staging.segments import family
+from evaljobs.staging.segments import process_family
 
 pytestmark = pytest.mark.skipif(best_level() is Level.RLIMITS, reason="no level holds hostile programs here")
 
@@ -137,23 +137,23 @@ def test_threads_and_forked_processes_may_run_programs():
 
 def test_an_abandoned_run_ends_its_lanes():
     """Closing the iterator ends every process of it."""
-    before = {*family(os.getpid())}
+    before = {*process_family(os.getpid())}
     run = run_programs([RIGHT] * 50, workers=2)
     next(run)
-    of_it = {*family(os.getpid())} - before
+    of_it = {*process_family(os.getpid())} - before
     assert of_it
     run.close()
-    assert not of_it & {*family(os.getpid())}
+    assert not of_it & {*process_family(os.getpid())}
 
 
 def test_a_program_ends_with_its_time(level):
     """It does not run on beside the next one of its lane."""
 
     def processes_after(first):
-        before = {*family(os.getpid())}
+        before = {*process_family(os.getpid())}
         with contextlib.closing(run_programs([first, RIGHT], workers=1, level=Level(level))) as run:
             assert [next(run).verdict for _ in range(2)][1] == "pass"
-            return len({*family(os.getpid())} - before)
+            return len({*process_family(os.getpid())} - before)
 
     hanging = Program(id="hanging", code=WAYS["timeout"], test="f(3)", timeout_seconds=0.5)
     assert processes_after(hanging) == processes_after(RIGHT)
@@ -175,8 +175,8 @@ def test_a_killed_run_leaves_no_process(level):
         assert command.stdin
         with command.stdin as source:
             source.write(endless)
-        wait_until(lambda: any(map(_spins, family(command.pid))))
-        of_it = family(command.pid)
+        wait_until(lambda: any(map(_spins, process_family(command.pid))))
+        of_it = process_family(command.pid)
         command.kill()
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in of_it))
 
@@ -307,6 +307,6 @@ def test_a_program_key_names_exactly_one_run():
 
 def test_a_landlock_that_lets_files_be_emptied_holds_nothing(monkeypatch):
     """Before Linux 6.2 a file that is opened for reading can be truncated."""
-    monkeypatch.setattr(kernel, "call", lambda *_: 2)  # the version of Landlock
+    monkeypatch.setattr(kernel, "syscall", lambda *_: 2)  # the version of Landlock
     with pytest.raises(OSError, match=r"6\.2"):
         kernel.landlock_ruleset([], [])

@@ -17,7 +17,7 @@ from evaljobs.contract.outcomes import Scored
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.errors import OperatorError, RetryError
 from evaljobs.scoring import item_deadlines, score
-from evaljobs.scoring.item_deadlines import Items, Watch
+from evaljobs.scoring.item_deadlines import Items, ItemWatch
 
 
 def spec_in(folder, seconds=0.2):
@@ -36,7 +36,7 @@ def test_hanging_and_deadly_items_have_no_score_and_all_others_have_theirs(model
         child = os.fork()
         if child == 0:
             try:
-                score.perform(spec)
+                score.perform_metric_job(spec)
             finally:
                 os._exit(0)
         _, status = os.waitpid(child, 0)
@@ -55,7 +55,7 @@ def test_hanging_and_deadly_items_have_no_score_and_all_others_have_theirs(model
     found = json.loads(Path(outcome.result_file).read_text())["results"]["toy_hostile"]
     assert found["letters,none"] == pytest.approx(statistics.mean(values))
     monkeypatch.delenv("HOSTILE")
-    again = score.perform(spec)
+    again = score.perform_metric_job(spec)
     assert isinstance(again, Scored)
     assert list(again.unscored) == ["toy_hostile 2"], "what died is not run again, whatever became of it"
 
@@ -138,7 +138,7 @@ def test_the_watch_finds_an_item_that_hangs(tmp_path):
     is not.
     """
     spec = spec_in(tmp_path, 60.0)
-    watch = Watch(spec)
+    watch = ItemWatch(spec)
     assert watch.overdue(0.0) == ""
     with Items(spec) as some:
         some.take(("t", 1))

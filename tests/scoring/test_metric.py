@@ -38,7 +38,7 @@ def test_a_task_that_lacks_a_shard_or_has_other_answers_is_not_scored(model_dir,
         ({"suite": other}, ["other prompts", "type the same command"]),
     ):
         assert entry_manifest(sets).exists()
-        outcome = metric.perform(spec.model_copy(update=changes))
+        outcome = metric.perform_metric_job(spec.model_copy(update=changes))
         assert isinstance(outcome, Failed)
         assert all(word in outcome.error for word in words)
     assert not entry_manifest(sets).exists(), "the next evaluation has them built again"
@@ -90,7 +90,7 @@ def test_what_a_metric_raises_names_task_function_and_document(model_dir, tmp_pa
     case = Case(task="own", include_path=str(tmp_path), entry={"limit": 4})
     spec = dumped(model_dir, case, tmp_path / "work" / "evaluation")
     assert len(executed(spec, "own", (0, 1)).failed) == (2 if scored else 0)
-    outcome = metric.perform(spec)
+    outcome = metric.perform_metric_job(spec)
     assert isinstance(outcome, Failed)
     assert outcome.blame == "operator"
     assert outcome.error.startswith("task own: ")
@@ -119,13 +119,13 @@ def test_executed_documents_are_not_run_again_by_the_score(model_dir, tmp_path, 
         assert (outcome.documents, outcome.programs, outcome.failed) == (8, 8, {}), "equal answers run once"
         assert calls == {"run_entry": 1, "compute": 8}
     calls.clear()
-    scored = metric.perform(spec)
+    scored = metric.perform_metric_job(spec)
     assert calls == {"run_entry": 1, "compute": 16}
     assert isinstance(scored, Scored)
     assert scored.programs_run == 0
     (samples,) = (tmp_path / "a" / "samples").glob("samples_toy_programs_*.jsonl")
     score, lines = json.loads(Path(scored.result_file).read_text()), samples.read_text()
-    again = metric.score(spec)  # as a retried job
+    again = metric.score_entry(spec)  # as a retried job
     assert json.loads(Path(again.result_file).read_text())["results"] == score["results"]
     assert samples.read_text() == lines
     alone = our_run(model_dir, case, 4, 1, tmp_path / "b")
@@ -181,5 +181,5 @@ def test_a_function_in_a_config_has_no_address_in_the_results():
 
     one, other = configs(), configs()
     assert str(one) != str(other)
-    assert metric.reproducible(one) == metric.reproducible(other)
-    assert "shuffled" in metric.reproducible(one)["t"]["process_docs"]
+    assert metric.reproducible_configs(one) == metric.reproducible_configs(other)
+    assert "shuffled" in metric.reproducible_configs(one)["t"]["process_docs"]

@@ -20,7 +20,7 @@ from support.metric_jobs import Bench, children, kill, move, running
 from support.served import server_pid
 from support.with_root import memory_group, storage_away, umount
 
-from coordinator.services.redis_server import RedisServer
+from coordinator.site.services.redis_server import RedisServer
 from evaljobs.contract.specs import ScoreSpec
 from evaljobs.queue import redis_client
 from evaljobs.scoring import worker
@@ -42,7 +42,7 @@ def bench_and_supervisor(shared_work):
 
 def at_work(bench, supervisor, job, before=0):
     """(worker, work-horse), where the only worker's horse (another than `before`) is at this job."""
-    with redis_client.client(redis_client.read(bench.work.redis_address)) as client:
+    with redis_client.make_client(redis_client.read_address(bench.work.redis_address)) as client:
         found = [(w, h) for w in children(supervisor) for h in children(w) if h != before]
         status = client.hget(f"rq:job:{bench.queue.job_id(job)}", "status")
     # the horse of an earlier job may have ended, and this one's begun, between the two looks
@@ -161,7 +161,7 @@ def test_nothing_in_redis_names_what_a_worker_runs_or_commands_it(bench_and_supe
     server, hold for no worker of evalspan.
     """
     bench, process = bench_and_supervisor
-    client = redis_client.client(redis_client.read(bench.work.redis_address))
+    client = redis_client.make_client(redis_client.read_address(bench.work.redis_address))
     queue = bench.opened()
     touched = tmp_path / "touched"
     client.set("rq:suspended", 1)
@@ -192,7 +192,7 @@ def test_a_spec_that_is_not_run_ends_with_the_reason(bench_and_supervisor):
 def test_no_password_on_a_command_line(bench_and_supervisor):
     """Neither server nor supervisor nor workers show the password in /proc."""
     bench, process = bench_and_supervisor
-    password = redis_client.read(bench.work.redis_address).password
+    password = redis_client.read_address(bench.work.redis_address).password
     server = server_pid(bench.work)
     for pid in (process.pid, *children(process.pid), server):
         for part in ("cmdline", "environ"):
@@ -209,7 +209,7 @@ def test_enqueuing_twice_is_once(shared_work):
     assert bench.queue.gone([*names, "never"]) == {"never": ""}
     bench.queue.remove()
     assert bench.queue.gone(names).keys() == {*names}
-    with redis_client.client(redis_client.read(shared_work.redis_address)) as client:
+    with redis_client.make_client(redis_client.read_address(shared_work.redis_address)) as client:
         assert not list(client.scan_iter(match=f"rq:*{bench.evaluation}*"))
 
 
@@ -316,7 +316,7 @@ def test_workers_end_where_no_coordinator_comes_back_and_nothing_of_an_evaluatio
             assert process.poll() is None
         assert process.wait(60) == 0
     assert "cannot be imported" not in (bench.paths.logs / "worker.log").read_text()
-    with redis_client.client(redis_client.read(shared_work.redis_address)) as client:
+    with redis_client.make_client(redis_client.read_address(shared_work.redis_address)) as client:
         name = bench.evaluation.encode()
         assert [key for key in client.scan_iter() if name in key]
         bench.queue.remove()

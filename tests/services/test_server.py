@@ -16,15 +16,21 @@ from dev_cluster import procs
 from dev_cluster.testing import wait_until
 from support.metric_jobs import kill, move
 
-from coordinator.config.schema import Config, RedisConfig
 from coordinator.errors import OperatorError, RetryError
 from coordinator.runtime.wiring import cluster_of, keeper_of
-from coordinator.services import redis_server
-from coordinator.services.metric_queue import MetricQueue
-from coordinator.services.redis_server import RedisServer, SiteRedis, acl_text, check, local_address_towards
+from coordinator.site.config.schema import Config, RedisConfig
+from coordinator.site.services import redis_server
+from coordinator.site.services.metric_queue import MetricQueue
+from coordinator.site.services.redis_server import (
+    RedisServer,
+    SiteRedis,
+    acl_text,
+    check_server,
+    local_address_towards,
+)
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.queue import redis_client
-from evaljobs.queue.redis_client import Link, QueueUnavailable, RedisAddress, explained
+from evaljobs.queue.redis_client import Link, QueueUnavailable, RedisAddress, explain_errors
 from evaljobs.queue.work_queue import QueuedShard, WorkQueue
 
 PASSWORD = "secret"  # noqa: S105
@@ -42,17 +48,17 @@ def test_only_its_owner_reads_the_password_without_which_nothing_is_told(server,
     stays on our keys and away from the server's own controls.
     """
     address = server.ensure()
-    assert redis_client.read(work.redis_address) == address
+    assert redis_client.read_address(work.redis_address) == address
     assert {stat.S_IMODE(f.stat().st_mode) & 0o077 for f in (work.redis, *work.redis.rglob("*"))} == {0}
     assert address.password not in repr(address)
-    assert check(address) == []
+    assert check_server(address) == []
     for changes, said in (
         ({"username": None, "password": None}, "needs a password: set"),
         ({"password": "guess"}, "refuses our user or password"),
     ):
         with pytest.raises(OperatorError, match=said):
-            check(address.model_copy(update=changes))
-    client = redis_client.client(address)
+            check_server(address.model_copy(update=changes))
+    client = redis_client.make_client(address)
     for command in (
         "SET other:key 1", "GET other:key", "CONFIG GET *", "FLUSHALL", "KEYS *", "ACL LIST", "SHUTDOWN",
         "PUBLISH other x", "MODULE LIST", "REPLICAOF 127.0.0.1 1",
@@ -71,7 +77,7 @@ def test_the_server_starts_in_a_folder_of_any_name(tmp_path, name, bind):
     server = RedisServer(work, bind)
     try:
         address = server.ensure()
-        assert check(address) == []
+        assert check_server(address) == []
         left = {entry.name for entry in work.redis.iterdir()}
         assert left - {"redis.sock"} == {"address.json", "valkey.log"}, "no data"
         assert (address.socket is not None) == (bind == "unix")
@@ -109,17 +115,17 @@ def test_while_it_is_unknown_where_to_listen_the_address_of_the_last_coordinator
     for host in ("", "203.0.113.7"):
         if host:
             work.redis.mkdir(parents=True, exist_ok=True)
-            redis_client.publish(RedisAddress(host=host, port=1), work.redis_address)
+            redis_client.publish_address(RedisAddress(host=host, port=1), work.redis_address)
         with pytest.raises(RetryError, match="away"):
             homeless.ensure()
-    redis_client.publish(RedisAddress(host="127.0.0.1", port=1), work.redis_address)
+    redis_client.publish_address(RedisAddress(host="127.0.0.1", port=1), work.redis_address)
     assert homeless.ensure().host == local_address_towards("127.0.0.1") == "127.0.0.1"
     homeless.stop()
 
 
 KILLED = """
 import os, signal, sys
-from coordinator.services.redis_server import RedisServer
+from coordinator.site.services.redis_server import RedisServer
 from evaljobs.contract.paths import WorkPaths
 server = RedisServer(WorkPaths(sys.argv[1]))
 server.ensure()
@@ -134,7 +140,7 @@ def test_it_ends_with_a_killed_coordinator(work, server):
     done = subprocess.run(argv, check=False, stdout=subprocess.PIPE, text=True)
     assert done.returncode == -signal.SIGKILL
     wait_until(lambda: not procs.identify(int(done.stdout)))
-    assert check(server.ensure()) == []
+    assert check_server(server.ensure()) == []
     server.stop()
     assert not work.redis_address.exists()
 
@@ -144,14 +150,14 @@ def test_a_killed_server_returns_empty_and_with_another_password_and_queues_foll
     address, once the coordinator has filled it again.
     """
     address = server.ensure()
-    redis_client.client(address).set("evalspan:lost", "1")
+    redis_client.make_client(address).set("evalspan:lost", "1")
     kill(server)
     assert "had ended" not in caplog.text
     again = server.ensure()
     with pytest.raises(OperatorError):
-        check(address.model_copy(update={"port": again.port}))
+        check_server(address.model_copy(update={"port": again.port}))
     assert "Redis exited: restarting it" in caplog.text
-    assert redis_client.client(again).get("evalspan:lost") is None
+    assert redis_client.make_client(again).get("evalspan:lost") is None
     queue = WorkQueue(Link(work.redis_address), "e")
     for epoch in ("1", "2"):
         queue.fill({"a": [QueuedShard(shard="x", rank=0, seconds=1)]}, epoch)
@@ -164,8 +170,8 @@ def test_a_frozen_server_is_an_error_within_seconds(server):
     address, pid = server.ensure(), server.pid()
     os.kill(pid, signal.SIGSTOP)
     try:
-        client = redis_client.client(address, seconds=0.2)
-        with pytest.raises(QueueUnavailable, match="does not answer in time"), explained(address.where):
+        client = redis_client.make_client(address, seconds=0.2)
+        with pytest.raises(QueueUnavailable, match="does not answer in time"), explain_errors(address.where):
             client.ping()
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -200,9 +206,9 @@ def test_a_sites_redis_is_checked_and_published(server, tmp_path):
     assert site.ensure() == site.ensure()
     assert WorkQueue(Link(work.redis_address), "e").snapshot().epoch is None
     site.stop()
-    assert redis_client.client(given).ping()
+    assert redis_client.make_client(given).ping()
     gone = RedisAddress(host="127.0.0.1", port=1, password=PASSWORD)
-    redis_client.publish(gone, work.redis_address)
+    redis_client.publish_address(gone, work.redis_address)
     for changes, error in (
         ({}, RetryError),
         ({"password": "now"}, OperatorError),

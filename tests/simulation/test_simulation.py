@@ -24,10 +24,10 @@ from simulation.simulate import simulate
 from support.drawn import some
 from support.problems import alike, fixed, instance_text, instances, lanes, work_sets
 
-from coordinator.planning.instance import DataSet, parse_instance, plan_instance
-from coordinator.planning.make_plan import SHARD_OVERHEAD_SECONDS
-from coordinator.planning.model import Even, Lane, LanePlan, Plan, PlannedShard, Problem, WorkSet
-from coordinator.planning.planner import PLANNERS, SMALL, plan, plan_round_robin
+from coordinator.decide.planning.instance import DataSet, parse_instance, plan_instance
+from coordinator.decide.planning.make_plan import SHARD_OVERHEAD_SECONDS
+from coordinator.decide.planning.model import Even, Lane, LanePlan, Plan, PlannedShard, Problem, WorkSet
+from coordinator.decide.planning.planner import PLANNERS, SMALL_TAIL, plan, plan_round_robin
 
 SIMULATE = Path(__file__).parents[2] / "scripts" / "simulate"
 FEW = some(12)
@@ -267,8 +267,8 @@ def test_a_deal_is_whole_goes_round_the_lanes_and_runs_as_planned(sets, on, cost
     units = []
     for lane, shard in dealt(made):
         work = known[shard.set]
-        metric = work.metric_seconds if work.metric_seconds >= SMALL * share else 0.0
-        small = max(sum(work.batch_seconds), work.metric_seconds) < SMALL * share
+        metric = work.metric_seconds if work.metric_seconds >= SMALL_TAIL * share else 0.0
+        small = max(sum(work.batch_seconds), work.metric_seconds) < SMALL_TAIL * share
         if small and units and units[-1]["small"] and units[-1]["lane"] == lane and len(on) > 1:
             units[-1]["seconds"] += shard.seconds
         else:
@@ -276,7 +276,7 @@ def test_a_deal_is_whole_goes_round_the_lanes_and_runs_as_planned(sets, on, cost
             units.append({"lane": lane, "small": small, "metric": metric, "seconds": shard.seconds})
     if len(on) > 1:
         assert [unit["lane"] for unit in units] == [number % len(on) for number in range(len(units))]
-        assert all(unit["seconds"] <= SMALL * share + 1e-6 for unit in units if unit["small"])
+        assert all(unit["seconds"] <= SMALL_TAIL * share + 1e-6 for unit in units if unit["small"])
         keys = [(-unit["metric"], -unit["seconds"]) for unit in units]
         assert all(before[0] <= after[0] + 1e-9 for before, after in pairwise(keys))
         assert all(a[1] <= b[1] + 1e-6 for a, b in pairwise(keys) if a[0] == b[0])

@@ -175,13 +175,13 @@ def test_a_quality_of_service_limits_jobs(strict_cluster):
 
 
 ASKS_FOR_4_HOURS = """
-from coordinator.cluster import Job
-from coordinator.cluster.slurm_cli import SlurmCli, SlurmOptions
+from coordinator.site.cluster import Job
+from coordinator.site.cluster.slurm_cli import SlurmCli, SlurmOptions
 job = Job(name="es-long", argv=("true",), log="/dev/null", time_limit_seconds=4 * 3600)
 print(SlurmCli(SlurmOptions()).within_limits(job).time_limit_seconds)
 """
 LIMITS_OF = """
-from coordinator.cluster.slurm_rules import ask_accounting, ask_rules
+from coordinator.site.cluster.slurm_rules import ask_accounting, ask_rules
 for limit in ask_accounting(ask_rules()).limits(None, "few-cpus", ["gpu"]):
     print(limit.name, limit.what, limit.most, limit.holder, sep="|")
 """

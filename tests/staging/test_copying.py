@@ -14,16 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.node_memory import edit, make_checkpoint, safetensors
 
-from coordinator.intake.checkpoint import inspect
+from coordinator.intake.checkpoint import inspect_checkpoint
 from evaljobs.contract.specs import CheckpointFile
-from evaljobs.staging.copy import Copy, SourceChanged, Stopped, copy_files, hash_file
+from evaljobs.staging.copy import Copy, CopyStopped, SourceChanged, copy_files, hash_file
 from evaljobs.staging.fingerprint import (
     PLAIN_PARTS,
     SAMPLE_BYTES,
-    fingerprint,
+    checkpoint_identity,
     folder_identity,
-    identity,
     read_header,
+    weights_fingerprint,
 )
 
 PREADV = os.preadv  # a descriptor's bytes at an offset into buffers; bytes read
@@ -96,7 +96,7 @@ def test_slow_first_blocks_do_not_starve_readers(tmp_path):
 @pytest.mark.parametrize("readers", [1, 8])
 @pytest.mark.parametrize(
     ("what", "raises"),
-    [("EIO", OSError), ("stop", Stopped), ("truncate", SourceChanged), ("append", SourceChanged)],
+    [("EIO", OSError), ("stop", CopyStopped), ("truncate", SourceChanged), ("append", SourceChanged)],
 )
 def test_what_happens_in_mid_copy_ends_all_readers_and_is_told(tmp_path, what, raises, readers):
     """An error of storage, a stop, a source that is written to: never a short or mixed copy, and no thread is left."""
@@ -133,10 +133,10 @@ def test_an_edit_of_any_one_tensor_is_seen(tmp_path, size):
     tensors = {f"t{i}": rng.randbytes(size + i) for i in range(12)}
     path = tmp_path / "model.safetensors"
     safetensors(path, tensors)
-    seen = {fingerprint(path)}
+    seen = {weights_fingerprint(path)}
     for (start, stop), data in zip(read_header(path).spans, tensors.values(), strict=True):
         edit(path, start, bytes(255 - byte for byte in reversed(data)))
-        seen.add(fingerprint(path))
+        seen.add(weights_fingerprint(path))
         edit(path, start, data)
         assert stop - start == len(data)
     assert len(seen) == 13
@@ -147,25 +147,25 @@ def test_a_training_step_is_seen_in_weights_without_a_header(tmp_path):
     path = tmp_path / "pytorch_model.bin"
     part = 10 * SAMPLE_BYTES
     path.write_bytes(bytes(PLAIN_PARTS * part))
-    seen = {fingerprint(path)}
+    seen = {weights_fingerprint(path)}
     for index in range(PLAIN_PARTS):
         edit(path, index * part, b"x" * part)
-        seen.add(fingerprint(path))
+        seen.add(weights_fingerprint(path))
     assert len(seen) == PLAIN_PARTS + 1
 
 
 def test_files_that_are_no_weights_count_by_content_alone(tmp_path):
     """An edit that keeps size and mtime is seen; a touch is none. Weights count by mtime, too."""
     folder = make_checkpoint(tmp_path / "x")
-    digest = inspect(folder).digest
+    digest = inspect_checkpoint(folder).digest
     os.utime(folder / "config.json", ns=(0, 0))
-    assert inspect(folder).digest == digest
+    assert inspect_checkpoint(folder).digest == digest
     edit(folder / "tokenizer.json", 0, b"[]")
-    assert inspect(folder).digest != digest
+    assert inspect_checkpoint(folder).digest != digest
     edit(folder / "tokenizer.json", 0, b"{}")
-    assert inspect(folder).digest == digest
+    assert inspect_checkpoint(folder).digest == digest
     os.utime(folder / "model-00001-of-00003.safetensors", ns=(0, 0))
-    assert inspect(folder).digest != digest
+    assert inspect_checkpoint(folder).digest != digest
 
 
 names = st.text("abcdef-.", min_size=1, max_size=8).filter(lambda n: n[0] != ".").map("{}.safetensors".format)
@@ -184,15 +184,18 @@ def test_identity_is_of_the_set_and_of_each_field(tmp_path, files, data):
     """The order does not matter; any other name, size or time gives another identity; hashes known or not do not."""
     for name in ("zzz.safetensors", *(f.name for f in files)):
         safetensors(tmp_path / name, {})
-    digest = identity(files, tmp_path)
-    assert identity(data.draw(st.permutations(files)), tmp_path) == digest
-    assert identity([f.model_copy(update={"xxh3_128": "0"}) for f in files], tmp_path) == digest
+    digest = checkpoint_identity(files, tmp_path)
+    assert checkpoint_identity(data.draw(st.permutations(files)), tmp_path) == digest
+    assert checkpoint_identity([f.model_copy(update={"xxh3_128": "0"}) for f in files], tmp_path) == digest
     i = data.draw(st.integers(0, len(files) - 1))
     field = data.draw(st.sampled_from(["size", "mtime_ns"]))
     changed = [*files]
     changed[i] = files[i].model_copy(update={field: getattr(files[i], field) + 1})
-    assert identity(changed, tmp_path) != digest
-    assert identity([*files, CheckpointFile(name="zzz.safetensors", size=0, mtime_ns=0)], tmp_path) != digest
+    assert checkpoint_identity(changed, tmp_path) != digest
+    assert (
+        checkpoint_identity([*files, CheckpointFile(name="zzz.safetensors", size=0, mtime_ns=0)], tmp_path)
+        != digest
+    )
 
 
 def test_the_identity_of_an_adapter_follows_its_files(tmp_path):

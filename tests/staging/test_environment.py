@@ -22,7 +22,7 @@ with open(sys.argv[2], "rb") as file:
     library = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
     library[5 << 20]
     from evaljobs.staging import environment
-    environment.learn(Path(sys.argv[3]))
+    environment.record_touched(Path(sys.argv[3]))
 """
 
 
@@ -85,12 +85,12 @@ def test_what_is_gone_or_no_file_stops_nothing(learnt, tmp_path):
 def test_a_list_is_written_again_when_it_is_old(tmp_path):
     """Trials that end together write once; after an hour the list follows the environment."""
     place = tmp_path / "list.json"
-    environment.learn(place)
+    environment.record_touched(place)
     assert {environment.__cached__, environment.__file__} & json.loads(place.read_text()).keys()
     place.write_text("{}")
-    environment.learn(place)
+    environment.record_touched(place)
     assert place.read_text() == "{}"
     old = place.stat().st_mtime - environment.RENEWED_SECONDS
     os.utime(place, (old, old))
-    environment.learn(place)
+    environment.record_touched(place)
     assert json.loads(place.read_text())

@@ -23,7 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from support.node_memory import NodeMemory, flip, names
 
 from evaljobs.staging import copy, precursor, store
-from evaljobs.staging.store import NotStaged, reading
+from evaljobs.staging.store import NotStaged, hold_for_reading
 
 WHICH = st.sampled_from([0, 1])
 
@@ -69,7 +69,7 @@ class Lives(RuleBasedStateMachine):
         for which, holding in list(self.holds):
             if which in gone:
                 assert holding.slot.lost()
-                assert store.leave(holding.slot, patience=0.0) == 0
+                assert store.leave_slot(holding.slot, patience=0.0) == 0
                 self.holds.remove((which, holding))
 
     @rule(which=WHICH, prefetches=st.booleans())
@@ -97,9 +97,9 @@ class Lives(RuleBasedStateMachine):
         stop = threading.Event()
         stop.set()
         if which not in self.copies:
-            with pytest.raises(copy.Stopped) as error:
+            with pytest.raises(copy.CopyStopped) as error:
                 precursor.stage_only(self.world.spec(self.checkpoints[which]), stop=stop)
-            assert precursor.failure(error.value, name="x", node="n1").blame == "retry"
+            assert precursor.staging_failure(error.value, name="x", node="n1").blame == "retry"
             self.remain(self.used())
 
     @precondition(lambda self: self.holds)
@@ -110,7 +110,7 @@ class Lives(RuleBasedStateMachine):
         if dies:  # the kernel closes its files
             os.close(holding.slot.lease)
             return
-        store.leave(holding.slot, patience=0.0)
+        store.leave_slot(holding.slot, patience=0.0)
         if which not in {one for one, _ in self.holds}:
             self.remain(set(self.copies) - {which})
 
@@ -120,10 +120,10 @@ class Lives(RuleBasedStateMachine):
         lock = ExitStack()
         if which not in self.copies:
             with pytest.raises(NotStaged):
-                lock.enter_context(reading(self.path(which)))
+                lock.enter_context(hold_for_reading(self.path(which)))
             return
         if locked:
-            lock.enter_context(reading(self.path(which)))
+            lock.enter_context(hold_for_reading(self.path(which)))
         with (self.path(which) / "model-00002-of-00003.safetensors").open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self.readers.append(Reader(which if locked else None, lock, mapped, bytes(mapped)))
@@ -146,7 +146,7 @@ class Lives(RuleBasedStateMachine):
     @rule(everything=st.booleans())
     def clean(self, everything):
         """What is used stays, but for `--all`."""
-        done = store.clean(self.world.root, everything=everything, patience=0.0)
+        done = store.clean_copies(self.world.root, everything=everything, patience=0.0)
         gone = {one for one in self.copies if everything or one not in self.used()}
         assert done["problems"] == []
         assert set(done["removed"]) == {self.checkpoints[one].digest for one in gone}
@@ -184,14 +184,14 @@ def test_a_file_by_a_name_that_we_do_not_give_stays(world):
     holding = precursor.stage_only(world.spec(world.checkpoint()))
     (world.home / "notes.txt").write_text("mine")
     assert store.clean_main(["--root", str(world.root)]) == 1
-    precursor.clear(holding, "test")
+    precursor.clear_weights(holding, "test")
     assert (world.home / "notes.txt").read_text() == "mine"
 
 
 def test_reading_a_path_that_is_not_staged_does_nothing(world):
     """Storage paths, and names that only look like ours, take no lock and need none."""
     for path in ("/storage/step-1", "HuggingFaceTB/SmolLM2-135M", str(world.folder / "model")):
-        with reading(path):
+        with hold_for_reading(path):
             pass
 
 
@@ -199,7 +199,7 @@ def test_clearing_waits_for_a_reader_that_ends_in_time(world):
     """A precursor that clears gives a reader time: names go only after the reader has ended."""
     process = world.start(world.spec(world.checkpoint()))
     staged = world.staged()
-    with reading(staged.path):
+    with hold_for_reading(staged.path):
         process.terminate()
         # the precursor has given its lease back before it waits for readers
         wait_until(lambda: not store.is_locked(Path(staged.path).with_name(store.HELD_LOCK)))
@@ -211,16 +211,16 @@ def test_clearing_waits_for_a_reader_that_ends_in_time(world):
 def test_a_trial_that_starts_early_waits_and_never_reads_half_a_model(world):
     """Without a manifest, as a killed precursor leaves it, there is no reading; a patient trial has all of the copy."""
     checkpoint = world.checkpoint(size=8 << 20)
-    slot = store.join(world.root, checkpoint.digest)
+    slot = store.join_slot(world.root, checkpoint.digest)
     slot.model.mkdir(mode=0o700)
-    with pytest.raises(NotStaged), reading(slot.model):
+    with pytest.raises(NotStaged), hold_for_reading(slot.model):
         pytest.fail("read half a model")
     process = world.start(world.spec(checkpoint))
-    with reading(slot.model, wait_seconds=60.0):
+    with hold_for_reading(slot.model, wait_seconds=60.0):
         assert world.copy_is_exact(checkpoint)
     world.release()
     process.communicate(timeout=120)
-    store.leave(slot)
+    store.leave_slot(slot)
     assert world.nothing_left()
 
 
@@ -278,6 +278,6 @@ def test_killed_anywhere_a_successor_completes_exactly_and_clean_leaves_nothing(
             holding = precursor.stage_only(spec)
             assert holding.staged.rung == "shm", f"step {step}: {holding.staged.why}"
             assert world.copy_is_exact(checkpoint), f"step {step}"
-            precursor.clear(holding, "test")
-        assert store.clean(world.root)["problems"] == []
+            precursor.clear_weights(holding, "test")
+        assert store.clean_copies(world.root)["problems"] == []
         assert world.nothing_left(), f"step {step}: {names(world.root)}"

@@ -24,7 +24,7 @@ from evaljobs.scoring.worker import MUTE_RENEWALS, Supervisor
 from evaljobs.staging import capacity, node_probe, precursor, segments, store
 from evaljobs.staging.capacity import V1, V2
 from evaljobs.staging.coordinator_lease import CoordinatorLease
-from evaljobs.staging.precursor import RELEASED, Holding, hold
+from evaljobs.staging.precursor import RELEASED_REASON, StagedCheckpoint, hold_weights
 from evaljobs.trial import hosted_trials
 
 
@@ -44,10 +44,10 @@ def test_the_probe_measures_and_leaves_nothing(world):
 
 def test_a_nonce_tells_a_shared_memory_from_a_private_one(world):
     """Left by one process, found once by another that sees the same root; not found elsewhere."""
-    code = "import sys; from evaljobs.staging.node_probe import nonce; print(nonce(sys.argv[1], 'abc', leave=False))"
+    code = "import sys; from evaljobs.staging.node_probe import exchange_nonce; print(exchange_nonce(sys.argv[1], 'abc', leave=False))"
     look = [sys.executable, "-c", code, str(world.root)]
     assert subprocess.check_output(look, cwd=ROOT) == b"False\n"
-    assert node_probe.nonce(str(world.root), "abc", leave=True)
+    assert node_probe.exchange_nonce(str(world.root), "abc", leave=True)
     assert [subprocess.check_output(look, cwd=ROOT) for _ in range(2)] == [b"True\n", b"False\n"]
     assert world.nothing_left()
 
@@ -80,16 +80,18 @@ def test_the_tightest_limit_counts_and_kills_are_the_kernels_count(tmp_path):
 def test_gpus_are_shared_out_once_each(per, members, spare):
     """Each trial gets its number of GPUs, none is given twice; too few are refused."""
     gpus = [str(i) for i in range(per * members + spare)]
-    given_out = [g for devices in hosted_trials.share(gpus, members, per) for g in (devices or "").split(",")]
+    given_out = [
+        g for devices in hosted_trials.share_gpus(gpus, members, per) for g in (devices or "").split(",")
+    ]
     assert given_out == gpus[: per * members]
     if per * members > 1:
         with pytest.raises(OperatorError):
-            hosted_trials.share(gpus[: per * members - 1], members, per)
-    assert hosted_trials.share([], 1, per) == [None]
-    assert hosted_trials.share([], members, 0) == [None] * members
+            hosted_trials.share_gpus(gpus[: per * members - 1], members, per)
+    assert hosted_trials.share_gpus([], 1, per) == [None]
+    assert hosted_trials.share_gpus([], members, 0) == [None] * members
     if members > 1:
         with pytest.raises(OperatorError):  # each would take all of them
-            hosted_trials.share([], members, per)
+            hosted_trials.share_gpus([], members, per)
 
 
 @pytest.mark.parametrize(
@@ -127,12 +129,12 @@ def dead():
 
 def test_segments_are_ours_by_name_within_the_context_alone_and_those_in_use_stay(dead):
     """A name that is gone already is removed without an error: its maker, a library, does so after the trial has."""
-    with segments.named():
+    with segments.named_segments():
         used = shared_memory.SharedMemory(create=True, size=1)
     foreign = shared_memory.SharedMemory(create=True, size=1)
     try:
         assert [s.name.startswith(segments.PREFIX) for s in (used, foreign)] == [True, False]
-        segments.sweep()
+        segments.sweep_segments()
         assert [(segments.FOLDER / s.name).exists() for s in (used, foreign)] == [True, True]
         assert not dead.exists()
         assert segments.unlink_mapped() >= 1
@@ -148,7 +150,7 @@ def test_a_semaphore_counts_as_mapped_though_it_was_made_under_another_name():
     libc.sem_open.restype = ctypes.c_void_p
     assert libc.sem_open(f"/{name}".encode(), os.O_CREAT | os.O_EXCL, 0o600, 1)
     try:
-        assert f"sem.{name}" in segments.mapped([os.getpid()])
+        assert f"sem.{name}" in segments.mapped_files([os.getpid()])
     finally:
         libc.sem_unlink(f"/{name}".encode())
 
@@ -159,7 +161,7 @@ def holding(folder, lease):
     names = {"name": "stage", "node": "n1"}
     spec = StageSpec(**names, evaluation_dir=str(folder), checkpoint=checkpoint, lease_file=str(lease))
     staged = Staged(**names, path="/c", rung="storage", bytes=0, storage_bytes=0, seconds=0.0)
-    return Holding(spec=spec, staged=staged, slot=None)
+    return StagedCheckpoint(spec=spec, staged=staged, slot=None)
 
 
 @pytest.mark.parametrize("who", ["a precursor that clears", "clean"])
@@ -167,7 +169,7 @@ def test_segments_of_the_dead_are_swept(who, dead, tmp_path):
     if who == "clean":
         assert store.clean_main(["--root", str(tmp_path)]) == 0
     else:
-        precursor.clear(holding(tmp_path, tmp_path / "lease"), "released")
+        precursor.clear_weights(holding(tmp_path, tmp_path / "lease"), "released")
     assert not dead.exists()
 
 
@@ -201,12 +203,12 @@ def test_an_error_of_storage_is_no_release_of_weights_and_no_stop_of_workers(sto
     supervisor = Supervisor(argparse.Namespace(stop_file=release, lease_file=lease, lease_seconds=900.0))
     lease.touch()
     stop.set()
-    assert (hold(held, stop), supervisor._over()) == ("terminated", False)
+    assert (hold_weights(held, stop), supervisor._over()) == ("terminated", False)
     storage.back()
     release.parent.mkdir(parents=True)
-    assert (hold(held, stop), supervisor._over()) == ("terminated", False)
+    assert (hold_weights(held, stop), supervisor._over()) == ("terminated", False)
     release.touch()
-    assert (hold(held, stop), supervisor._over()) == (RELEASED, True)
+    assert (hold_weights(held, stop), supervisor._over()) == (RELEASED_REASON, True)
 
 
 def test_workers_that_do_not_reach_the_redis_of_a_living_coordinator_end_and_say_so(tmp_path, caplog):

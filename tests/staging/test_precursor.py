@@ -16,12 +16,12 @@ from support.node_memory import MIB, ROOT, edit, flip, make_checkpoint, names
 from support.with_root import USER, as_user, small_disk
 
 from coordinator import hook
-from coordinator.intake.checkpoint import inspect
+from coordinator.intake.checkpoint import inspect_checkpoint
 from evaljobs.contract.outcomes import Cleared, Failed
 from evaljobs.staging import copy, precursor, store
 from evaljobs.staging.copy import hash_file
 from evaljobs.staging.fingerprint import SAVE_SUMS
-from evaljobs.staging.store import reading
+from evaljobs.staging.store import hold_for_reading
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="mounts and other owners need root")
 
@@ -80,8 +80,8 @@ def test_it_clears_and_ends_by_itself(world, how, reason):
     if how == "SIGTERM":
         process.send_signal(signal.SIGTERM)
     elif how == "clean --all":
-        assert store.clean(world.root)["removed"] == []
-        assert len(store.clean(world.root, everything=True)["removed"]) == 1
+        assert store.clean_copies(world.root)["removed"] == []
+        assert len(store.clean_copies(world.root, everything=True)["removed"]) == 1
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     cleared = world.outcome("cleared")
@@ -129,11 +129,11 @@ def test_too_small_takes_the_next_rung(world):
         spec = world.spec(checkpoint, roots=(str(small), str(world.root)))
         holding = precursor.stage_only(spec)
         assert (holding.staged.rung, "are needed" in holding.staged.why) == ("shm", True)
-        precursor.clear(holding, "test")
-        slot = store.join(small, checkpoint.digest)
+        precursor.clear_weights(holding, "test")
+        slot = store.join_slot(small, checkpoint.digest)
         with pytest.raises(copy.TargetFailed, match="No space left"):
             precursor.copy_in(slot, spec, threading.Event())
-        store.leave(slot)
+        store.leave_slot(slot)
         assert list(small.iterdir()) == []
     assert world.nothing_left()
 
@@ -166,17 +166,17 @@ def test_a_byte_flipped_after_the_save_never_reaches_a_gpu(world, case):
         assert ("announced without sums" in done.stderr) == (case == "no xxhash")
         assert case == "training ends" or not (folder / SAVE_SUMS).exists()
         return
-    assert hook.SUMS == SAVE_SUMS
+    assert hook.SUMS_FILE == SAVE_SUMS
     assert done.stdout.split() == ["True", "True"], done.stderr
     table = json.loads((folder / SAVE_SUMS).read_text())["xxh3_128"]
     assert not {"optimizer.pt", "trainer_state.json", SAVE_SUMS} & set(table)
-    checkpoint = inspect(folder)
+    checkpoint = inspect_checkpoint(folder)
     assert {f.name: f.xxh3_128 for f in checkpoint.files} == {
         f.name: hash_file(folder / f.name) for f in checkpoint.files
     }
     victim = folder / "model-00002-of-00003.safetensors"
     flip(victim, victim.stat().st_size * 3 // 4)  # between the samples
-    assert inspect(folder).digest == checkpoint.digest, "nothing else tells"
+    assert inspect_checkpoint(folder).digest == checkpoint.digest, "nothing else tells"
     assert precursor.main(world.spec(checkpoint)) == 1
     assert f"{victim.name} is not what was saved" in failed(world).error
     assert world.nothing_left()
@@ -189,7 +189,7 @@ def test_a_byte_flipped_after_the_save_never_reaches_a_gpu(world, case):
 def shared(world):
     """A root that is everybody's and sticky, as /dev/shm is, and a folder of the user's for his checkpoints."""
     # what Python imports on first use is imported now: its folder may be closed to the user
-    precursor.clear(precursor.stage_only(world.spec(world.checkpoint("warm"))), "test")
+    precursor.clear_weights(precursor.stage_only(world.spec(world.checkpoint("warm"))), "test")
     world.root.chmod(0o1777)
     folder = Path(tempfile.mkdtemp(prefix="staging-user-", dir="/dev/shm"))
     for path in (folder, world.paths.root.parent):
@@ -213,10 +213,10 @@ def test_an_ordinary_user_stages_reads_and_clears(shared):
         checkpoint = shared.checkpoint()
         holding = precursor.stage_only(shared.spec(checkpoint))
         assert (holding.staged.rung, holding.staged.why) == ("shm", "")
-        with reading(holding.staged.path):
+        with hold_for_reading(holding.staged.path):
             assert shared.copy_is_exact(checkpoint)
-        precursor.clear(holding, "test")
-        assert store.clean(shared.root, everything=True)["problems"] == []
+        precursor.clear_weights(holding, "test")
+        assert store.clean_copies(shared.root, everything=True)["problems"] == []
         (Path(checkpoint.source) / "model-00002-of-00003.safetensors").chmod(0)
         assert precursor.main(shared.spec(checkpoint)) == 1
         assert "grant this user read access" in failed(shared).error
@@ -242,9 +242,9 @@ def test_what_others_planted_is_named_and_left_alone(shared, kind, said):
         holding = precursor.stage_only(shared.spec(checkpoint))
         assert (holding.staged.rung, holding.staged.path) == ("storage", checkpoint.source)
         assert said in holding.staged.why
-        (problem,) = store.clean(shared.root, everything=True)["problems"]
+        (problem,) = store.clean_copies(shared.root, everything=True)["problems"]
         assert problem in holding.staged.why
-        precursor.clear(holding, "test")
+        precursor.clear_weights(holding, "test")
 
     as_user(act)
     assert (home.lstat().st_ino, home.lstat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
@@ -259,10 +259,10 @@ TRIAL = """
 import json, sys, torch, transformers
 from pathlib import Path
 from safetensors.torch import save_file
-from coordinator.intake.checkpoint import inspect
+from coordinator.intake.checkpoint import inspect_checkpoint
 from evaljobs.contract.specs import StageSpec
 from evaljobs.staging import precursor
-from evaljobs.staging.store import reading
+from evaljobs.staging.store import hold_for_reading
 
 def anonymous():
     rows = dict(line.split()[:2] for line in open("/proc/self/smaps_rollup").read().splitlines()[1:])
@@ -278,15 +278,15 @@ config.save_pretrained(folder)
 save_file({k: torch.zeros(s, dtype=torch.bfloat16) for k, s in shapes.items()}, folder / "model.safetensors",
           metadata={"format": "pt"})
 (folder / "tokenizer.json").write_text("{}")
-fields["checkpoint"] = inspect(folder).model_dump()
+fields["checkpoint"] = inspect_checkpoint(folder).model_dump()
 holding = precursor.stage_only(StageSpec.model_validate(fields))
 assert holding.staged.rung == "shm", holding.staged.why
 before = anonymous()
-with reading(holding.staged.path):
+with hold_for_reading(holding.staged.path):
     model = transformers.LlamaForCausalLM.from_pretrained(holding.staged.path, dtype="auto")
     extra = anonymous() - before
 size = sum(p.numel() * p.element_size() for p in model.parameters())
-precursor.clear(holding, "test")
+precursor.clear_weights(holding, "test")
 print(json.dumps({"extra": extra, "size": size, "dtype": str(model.dtype)}))
 """
 

@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 from transformers import TrainingArguments
 
-from coordinator.supervise.checkpoints import newest_complete
+from coordinator.operations.supervise.checkpoints import newest_complete
 
 WEIGHTS = {"w": torch.zeros(64)}
 RANKS = range(4)

@@ -9,14 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.diagnosis.rules import table
-from coordinator.diagnosis.verdict import of_state, of_text
 from coordinator.errors import OperatorError
-from coordinator.supervise.attempts import sbatch_words
-from coordinator.supervise.decisions import LASTS, MOST_PAUSE, End, Losses, decide, pause
+from coordinator.operations.supervise.attempts import sbatch_words
+from coordinator.operations.supervise.decisions import (
+    MOST_PAUSE,
+    SPIKE_LENGTH,
+    End,
+    Losses,
+    decide_restart,
+    restart_pause,
+)
+from coordinator.site.diagnosis.diagnose import diagnose_state, diagnose_text
+from coordinator.site.diagnosis.rules import rule_table
 
-UNKNOWN = of_text("", state="FAILED")
-RULES = {rule.reason: of_text(rule.example, state="FAILED") for rule in table().rules if rule.reason}
+UNKNOWN = diagnose_text("", state="FAILED")
+RULES = {
+    rule.reason: diagnose_text(rule.example, state="FAILED") for rule in rule_table().rules if rule.reason
+}
 
 
 @pytest.mark.parametrize("reason", RULES)
@@ -25,13 +34,13 @@ def test_what_a_restart_cannot_help_is_not_restarted(reason: str) -> None:
     cause, and after a hang."""
     cause = RULES[reason]
     end = End(code=1, cause=cause, progress=True)
-    made = decide(end, 1, unknown_before=True)
+    made = decide_restart(end, 1, unknown_before=True)
     assert made.restart == cause.recoverable
     assert made.check == (cause.recoverable and cause.owner in ("node", "gpu", "network"))
     assert str(cause.reason) in made.why
     assert made.restart or cause.advice in made.why
-    assert not decide(end, 0, unknown_before=False).restart
-    hung = decide(End(code=137, cause=cause, progress=True, hung=True), 1, unknown_before=False)
+    assert not decide_restart(end, 0, unknown_before=False).restart
+    hung = decide_restart(End(code=137, cause=cause, progress=True, hung=True), 1, unknown_before=False)
     assert (hung.restart, hung.check) == (cause.recoverable, cause.recoverable)
 
 
@@ -43,13 +52,13 @@ def test_restarts_are_bounded(ends: list[tuple[bool, bool, bool]], most: int) ->
     for known, progress, ended in ends:
         cause = RULES["NCCLRemoteError"] if known else UNKNOWN
         end = End(code=0 if ended else 1, cause=cause, progress=progress)
-        made = decide(end, left, before)
+        made = decide_restart(end, left, before)
         unknown = not known and not progress
         assert made.restart == (not ended and left > 0 and not (unknown and before))
         if not made.restart:
             return
         left, before, idle = left - 1, unknown, 0 if progress else idle + 1
-        assert 0 < pause(1.0, idle) <= MOST_PAUSE
+        assert 0 < restart_pause(1.0, idle) <= MOST_PAUSE
     assert left >= 0
 
 
@@ -64,8 +73,8 @@ def test_a_spike_is_told_once(seed: int) -> None:
     assert not any(losses.add(usual(step)) for step in range(300))
     assert not losses.add(9.0), "one batch is no spike"
     losses.add(usual(300))
-    told = [losses.add(9.0) for _ in range(2 * LASTS)]
-    assert [bool(one) for one in told] == [n == LASTS - 1 for n in range(2 * LASTS)]
+    told = [losses.add(9.0) for _ in range(2 * SPIKE_LENGTH)]
+    assert [bool(one) for one in told] == [n == SPIKE_LENGTH - 1 for n in range(2 * SPIKE_LENGTH)]
     losses.add(usual(301))
     assert [bool(losses.add(math.nan)) for _ in range(3)] == [True, False, False]
 
@@ -91,17 +100,22 @@ def test_sbatch_gets_the_options_of_a_supervision() -> None:
 
 def test_a_kill_from_outside_is_no_failure_of_the_program() -> None:
     """Also behind an error that the program survived. What the scheduler says of the kill, and an exit code above 192, count."""
-    survived = of_text("ValueError: bad sample 3, it is left out", state="FAILED")
-    assert not decide(End(code=1, cause=survived, progress=True), 1, unknown_before=False).restart
+    survived = diagnose_text("ValueError: bad sample 3, it is left out", state="FAILED")
+    assert not decide_restart(End(code=1, cause=survived, progress=True), 1, unknown_before=False).restart
     for code in (137, 143):
-        made = decide(End(code=code, cause=survived, progress=False), 1, unknown_before=True)
+        made = decide_restart(End(code=code, cause=survived, progress=False), 1, unknown_before=True)
         assert (made.restart, made.why) == (True, f"killed from outside, ended by signal {code - 128}")
-        by_log = of_text(
+        by_log = diagnose_text(
             "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-28T10:00:00 ***", state="FAILED"
         )
-        for cause in (of_state("CANCELLED"), by_log):
-            assert not decide(End(code=code, cause=cause, progress=True), 1, unknown_before=False).restart
-    assert "exit code 255" in decide(End(code=255, cause=UNKNOWN, progress=True), 1, unknown_before=False).why
+        for cause in (diagnose_state("CANCELLED"), by_log):
+            assert not decide_restart(
+                End(code=code, cause=cause, progress=True), 1, unknown_before=False
+            ).restart
+    assert (
+        "exit code 255"
+        in decide_restart(End(code=255, cause=UNKNOWN, progress=True), 1, unknown_before=False).why
+    )
 
 
 def test_slurms_word_decides_where_it_ended_the_job() -> None:
@@ -113,5 +127,5 @@ def test_slurms_word_decides_where_it_ended_the_job() -> None:
         "CANCELLED": False,
         "OUT_OF_MEMORY": False,
     }.items():
-        end = End(code=1, cause=of_state(state), progress=False)
-        assert decide(end, 1, unknown_before=False).restart == restarts, state
+        end = End(code=1, cause=diagnose_state(state), progress=False)
+        assert decide_restart(end, 1, unknown_before=False).restart == restarts, state

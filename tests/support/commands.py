@@ -2,7 +2,7 @@
 
 from typer.testing import CliRunner
 
-from coordinator.cli import app
+from coordinator.interface.cli import app
 
 
 def typed(*words, code=0, **how):

@@ -3,10 +3,10 @@
 import time
 from pathlib import Path
 
-from coordinator.cluster.slurm_rules import Hosting
-from coordinator.config.schema import Config, WatchConfig
-from coordinator.intake.inbox import Inbox, Notice, leave, refusals
+from coordinator.intake.inbox import Inbox, Notice, leave_notice, read_refusals
 from coordinator.runtime.service import Service
+from coordinator.site.cluster.slurm_rules import Hosting
+from coordinator.site.config.schema import Config, WatchConfig
 from support.fake_cluster import FakeCluster
 from support.loops import coordinator_on
 from support.node_memory import make_checkpoint
@@ -24,7 +24,7 @@ def daemon(work, config=None):
 
 
 def announce(ears, place, suite=SUITE, priority=0):
-    leave(ears.paths, Notice(checkpoint=str(place), suite=suite, priority=priority))
+    leave_notice(ears.paths, Notice(checkpoint=str(place), suite=suite, priority=priority))
 
 
 def put(ears, text, name="1.json"):
@@ -41,7 +41,7 @@ def obey(coordinator):
 
 
 def refused(ears):
-    return list(refusals(ears.paths, time.time()))
+    return list(read_refusals(ears.paths, time.time()))
 
 
 def taken(ears):

@@ -4,11 +4,11 @@ import json
 from contextlib import ExitStack
 from pathlib import Path
 
-from coordinator.cluster.sbatch_text import log_file
-from coordinator.evaluation import events as ev
+from coordinator.decide.evaluation import events as ev
 from coordinator.runtime.journal import Journal
-from coordinator.runtime.summarise import summary_now
+from coordinator.runtime.make_summary import summary_now
 from coordinator.runtime.summary import write_summary
+from coordinator.site.cluster.sbatch_text import log_file
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import Scored, ShardResponses
 from evaljobs.contract.paths import EvaluationPaths

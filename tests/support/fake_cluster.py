@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from coordinator.cluster import ClusterError, Job, JobState, NodeState, RefusedError
-from coordinator.cluster.slurm_parse import PHASES
+from coordinator.site.cluster import ClusterError, Job, JobState, NodeState, RefusedError
+from coordinator.site.cluster.slurm_parse import PHASES
 
 Method = Literal["submit", "jobs", "nodes", "cancel", "check"]
 

@@ -52,7 +52,7 @@ def shared_work():
 
 @pytest.fixture
 def client(shared_work):
-    with redis_client.client(redis_client.read(shared_work.redis_address)) as made:
+    with redis_client.make_client(redis_client.read_address(shared_work.redis_address)) as made:
         yield made
 
 

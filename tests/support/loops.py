@@ -3,14 +3,14 @@
 import time
 from contextlib import contextmanager
 
-from coordinator.allocation.allocate import Limits
-from coordinator.evaluation.job_specs import Site
+from coordinator.decide.allocation.allocate import Limits
+from coordinator.decide.evaluation.job_specs import Site
 from coordinator.intake.from_settings import own_version
 from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.node_offers import Pace
-from coordinator.services.redis_server import RedisServer
+from coordinator.site.services.redis_server import RedisServer
 from evaljobs.contract.paths import WorkPaths
 
 

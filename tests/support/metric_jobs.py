@@ -18,7 +18,7 @@ from dev_cluster.testing import wait_until
 from rq import Queue
 from rq.serializers import JSONSerializer
 
-from coordinator.services.metric_queue import MetricQueue
+from coordinator.site.services.metric_queue import MetricQueue
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths, request_set_manifest
 from evaljobs.contract.storage import read_record, write_atomic
@@ -84,7 +84,7 @@ class Bench:
 
     def opened(self):
         """RQ's own queue."""
-        client = redis_client.client(redis_client.read(self.work.redis_address))
+        client = redis_client.make_client(redis_client.read_address(self.work.redis_address))
         return Queue(redis_client.metric_queue(self.evaluation), connection=client, serializer=JSONSerializer)
 
     def gone(self, name):

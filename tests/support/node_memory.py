@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dev_cluster.testing import wait_until
 
-from coordinator.intake.checkpoint import inspect
+from coordinator.intake.checkpoint import inspect_checkpoint
 from evaljobs.contract.outcomes import OUTCOME, Staged
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import StageSpec
@@ -88,7 +88,7 @@ class NodeMemory:
         return self.root / store.home_name(os.geteuid())
 
     def checkpoint(self, name="step-1", **options):
-        return inspect(make_checkpoint(self.folder / name, **options))
+        return inspect_checkpoint(make_checkpoint(self.folder / name, **options))
 
     def spec(self, checkpoint, name="stage-a", **changes):
         for folder in self.paths.folders():

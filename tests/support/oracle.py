@@ -7,7 +7,7 @@ oracle may promise less than any schedule can do; the bound limits it from below
 from math import ceil
 from random import Random
 
-from coordinator.planning.model import Lane, WorkSet
+from coordinator.decide.planning.model import Lane, WorkSet
 
 SCALE = 100  # CP-SAT counts in whole hundredths of a second
 

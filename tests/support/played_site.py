@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coordinator.base import clock
-from coordinator.evaluation.records import Inputs
+from coordinator.decide.evaluation.records import Inputs
 from coordinator.intake import from_settings, validate, work_folder
 from coordinator.runtime import wiring
 from evaljobs.contract import outcomes as out
@@ -492,7 +492,7 @@ def make_checkpoint(folder, size):
 
 def evaluate(site, checkpoints, suite, settings):
     """These evaluations by a real coordinator, begun together. The one place here that names the coordinator's insides."""
-    known = work_folder.load(
+    known = work_folder.load_settings(
         None, site.work, {"cluster.kind": "slurm", "cluster.partition": "gpu", **settings}
     )
     coordinator = wiring.coordinator_of(known)
@@ -504,10 +504,12 @@ def evaluate(site, checkpoints, suite, settings):
 
     records = []
     for place in checkpoints:
-        record = from_settings.record_of(
+        record = from_settings.evaluation_record(
             known, str(place), str(suite), inputs, options=from_settings.run_options(known)
         )
-        records.append(wiring.at_site(record, wiring.hosting(known, coordinator.cluster), known))
+        records.append(
+            wiring.cluster_with_site(record, wiring.site_hosting(known, coordinator.cluster), known)
+        )
         validate.check_cluster(coordinator.cluster, records[-1])
     with coordinator.in_charge():
         for record in records:

@@ -4,7 +4,7 @@ import json
 
 from hypothesis import strategies as st
 
-from coordinator.planning.model import UNLIMITED, Lane, WorkSet
+from coordinator.decide.planning.model import UNLIMITED, Lane, WorkSet
 
 
 def alike(count, per_node=10**6):

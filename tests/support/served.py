@@ -5,7 +5,7 @@ import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 
-from coordinator.services.redis_server import RedisServer
+from coordinator.site.services.redis_server import RedisServer
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.queue import redis_client
 
@@ -25,5 +25,5 @@ def served_work(name):
 
 def server_pid(work):
     """The server's pid, as the server says it."""
-    with redis_client.client(redis_client.read(work.redis_address)) as client:
+    with redis_client.make_client(redis_client.read_address(work.redis_address)) as client:
         return int(client.info("server")["process_id"])

@@ -3,8 +3,8 @@
 import uuid
 from dataclasses import fields, replace
 
-from coordinator.cluster.sbatch_text import SlurmOptions
-from coordinator.config.schema import Config
+from coordinator.site.cluster.sbatch_text import SlurmOptions
+from coordinator.site.config.schema import Config
 
 OWN = {field.name for field in fields(SlurmOptions)}
 

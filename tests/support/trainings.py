@@ -2,14 +2,14 @@
 
 import json
 
-from coordinator.evaluation.records import EvaluationRecord, RunOptions
-from coordinator.report import pairs
-from coordinator.report.comparisons import comparison
-from coordinator.report.load_series import made_of
-from coordinator.report.measurements import UNMEASURED, Report
-from coordinator.report.scores import Evaluation, scores_of
-from coordinator.report.verdicts import add_verdicts
-from evaljobs.contract.columns import Documents, packed, unpacked
+from coordinator.decide.evaluation.records import EvaluationRecord, RunOptions
+from coordinator.results.report import pairs
+from coordinator.results.report.comparisons import comparison_rows
+from coordinator.results.report.load_series import make_evaluation
+from coordinator.results.report.measurements import UNMEASURED, Report
+from coordinator.results.report.row_verdicts import add_verdicts
+from coordinator.results.report.scores import Evaluation, scores_of
+from evaljobs.contract.columns import Documents, pack_columns, unpack_columns
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import CheckpointSpec, ModelOptions, SuiteSpec, TaskEntry
 
@@ -50,12 +50,14 @@ def compared(*columns, documents, **more):
     every = []
     for i, one in enumerate(columns):
         head = {"evaluation_id": f"e-{i}", "mode": one.get("evalspan", {}).get("mode", "exact")}
-        made = made_of(head, one, None)
+        made = make_evaluation(head, one, None)
         leaves = dict.fromkeys(score.task for score in made.scores if score.task not in made.groups)
         parts = {(0, task): found for task in leaves if (found := documents(i, task)) is not None}
-        every.append(pairs.Evaluated(made, unpacked(packed(parts), "") if parts else Documents({}, {})))
-    rows = comparison([one.evaluation for one in every], dense=True)
-    add_verdicts(rows, [pairs.compare(every[0], one) for one in every[1:]], **more)
+        every.append(
+            pairs.Evaluated(made, unpack_columns(pack_columns(parts), "") if parts else Documents({}, {}))
+        )
+    rows = comparison_rows([one.evaluation for one in every], dense=True)
+    add_verdicts(rows, [pairs.compare_evaluated(every[0], one) for one in every[1:]], **more)
     return rows
 
 

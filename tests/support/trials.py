@@ -47,7 +47,7 @@ def built(task, model, evaluation, out, options=OPTIONS, **suite):
         model=options,
         out_dir=str(out),
     )
-    return requests.build(spec).sets
+    return requests.build_request_sets(spec).sets
 
 
 class Evaluation:

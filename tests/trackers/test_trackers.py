@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from support.trainings import leave, point, results, two_trainings
 
-from coordinator.config.schema import Config, TrackersConfig
-from coordinator.trackers import TRACKERS, export_points, live, lm_eval_files, runs_of
+from coordinator.results.trackers import TRACKERS, export_points, live, lm_eval_files, runs_of
+from coordinator.site.config.schema import Config, TrackersConfig
 from evaljobs.contract.paths import EvaluationPaths
 
 POINTS = [point(10, 0.2), point(20, 0.6)]
@@ -70,8 +70,8 @@ def test_lm_evals_own_helpers_read_our_files(tmp_path):
     paths = leave(tmp_path / "work", 10, 0.25)
     for file in paths.samples.iterdir():
         file.write_text(file.read_text().replace('"1"', '"1\u2028\x852"'))
-    written = lm_eval_files.write(paths.root, tmp_path / "out")
-    assert lm_eval_files.write(paths.root, tmp_path / "out") == written
+    written = lm_eval_files.write_lm_eval_files(paths.root, tmp_path / "out")
+    assert lm_eval_files.write_lm_eval_files(paths.root, tmp_path / "out") == written
     names = [str(p) for p in (tmp_path / "out" / "__runs__a__step-10").iterdir()]
     (samples,) = utils.get_sample_results_filenames(names)
     (result,) = utils.get_results_filenames(names)
@@ -114,7 +114,7 @@ def test_a_checkpoints_tokenizer_is_described_as_by_lm_eval(tmp_path):
 # A tracker of one function in a file: what was written to it can be read back.
 ADAPTER = """
 import json, os
-def write(rows, out, run, project):
+def write_points(rows, out, run, project):
     mode = (out / "mode").read_text() if (out / "mode").exists() else ""
     if mode == "raise":
         raise RuntimeError("the server said no")
@@ -150,7 +150,7 @@ def written(tmp_path, run="a-mini"):
 
 
 def failures(work, step):
-    return live.failures(EvaluationPaths(work / f"step-{step}-mini-{step:08d}"))
+    return live.tracker_failures(EvaluationPaths(work / f"step-{step}-mini-{step:08d}"))
 
 
 def test_an_ended_evaluation_is_written_at_its_step_once(config, work, tmp_path):

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaljobs.trial.claims import Ahead
+from evaljobs.trial.claims import UpcomingShards
 
 NAME = st.sampled_from([f"s{n}" for n in range(8)])
 NAMES = st.lists(NAME, unique=True)
@@ -15,7 +15,7 @@ CALLS = st.one_of(
 @given(st.lists(CALLS, max_size=30))
 def test_a_trial_runs_no_shard_twice_and_only_those_that_redis_last_named(calls):
     """In their order, each once, without those that it cannot run; none while Redis answers."""
-    ahead, names, had = Ahead(), [], set()
+    ahead, names, had = UpcomingShards(), [], set()
     for call, given_ in calls:
         if call == "renew":
             ahead.renew(given_)

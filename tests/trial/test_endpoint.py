@@ -7,9 +7,9 @@ from support.completions_server import completions_server
 from support.toys import TASKS, config_text
 
 import evalspan
-from coordinator.config.schema import ClusterConfig, Config, TrialConfig
 from coordinator.errors import OperatorError
 from coordinator.intake.from_settings import check_endpoint, model_options, run_options
+from coordinator.site.config.schema import ClusterConfig, Config, TrialConfig
 
 TASKS_OF = {"include_path": TASKS, "limit": 6, "num_fewshot": 2}
 

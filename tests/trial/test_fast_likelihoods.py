@@ -7,7 +7,7 @@ import pytest
 
 from evaljobs.contract.names import Cut
 from evaljobs.contract.specs import ModelOptions
-from evaljobs.lmeval.batches import Piece, RequestsHead, chunks
+from evaljobs.lmeval.batches import Piece, RequestsHead, batch_chunks
 from evaljobs.requests.units import cut_requests
 from evaljobs.trial.engines import loading
 from evaljobs.trial.engines.harness import HarnessEngine
@@ -64,7 +64,7 @@ def engine_of(kind, toy_model, folder, **args):
     for file in toy_model.glob("tokenizer*"):
         shutil.copyfile(file, folder / file.name)
     options = ModelOptions(device="cpu", threads=1, model_args={"dtype": "float32", **args})
-    engine = loading.load(str(folder), options, 4)
+    engine = loading.load_engine(str(folder), options, 4)
     assert isinstance(engine, HarnessEngine)
     return engine
 
@@ -108,7 +108,7 @@ def both(engine, budget=256):
     """Answers of units, and of lm-eval's batches."""
     head, pieces = few_shot(engine.lm.max_length)
     units = [batch for batch, _, _ in cut_requests(head, pieces, Cut(4, budget))]
-    return asked(engine, units), asked(engine, [batch for batch, _, _ in chunks(head, pieces, 4)])
+    return asked(engine, units), asked(engine, [batch for batch, _, _ in batch_chunks(head, pieces, 4)])
 
 
 @pytest.mark.parametrize("kind", FAST)

@@ -19,7 +19,7 @@ from evaljobs.trial.engines.loading import (
     check_gpus,
     check_spread,
     import_engine,
-    spread,
+    spread_arguments,
 )
 
 
@@ -87,11 +87,11 @@ def test_a_trial_goes_on_only_with_weights_on_every_gpu_and_nowhere_else(there, 
 def test_hf_gets_the_arguments_of_lm_evals_own_command_and_no_others(engine):
     """`parallelize` where a trial has several GPUs; what the operator says stands."""
     options = ModelOptions(engine=engine, model_args={"dtype": "bfloat16"})
-    assert spread(options, 4, "cuda") == {"dtype": "bfloat16", "parallelize": True}
-    assert spread(options, 1, "cuda") == spread(options, 4, "cpu") == options.model_args
+    assert spread_arguments(options, 4, "cuda") == {"dtype": "bfloat16", "parallelize": True}
+    assert spread_arguments(options, 1, "cuda") == spread_arguments(options, 4, "cpu") == options.model_args
     said = ModelOptions(engine=engine, model_args={"device_map": "balanced"})
-    assert spread(said, 2, "cuda") == {"device_map": "balanced", "parallelize": True}
-    assert spread(ModelOptions(engine="mamba_ssm"), 2, "cuda") == {}
+    assert spread_arguments(said, 2, "cuda") == {"device_map": "balanced", "parallelize": True}
+    assert spread_arguments(ModelOptions(engine="mamba_ssm"), 2, "cuda") == {}
 
 
 def test_a_model_that_lm_eval_offloads_is_seen_and_refused(toy_model):
@@ -101,7 +101,7 @@ def test_a_model_that_lm_eval_offloads_is_seen_and_refused(toy_model):
     plain = model_class.create_from_arg_obj({"pretrained": str(toy_model)}, rest)
     assert bytes_by_device(plain.model).keys() == {"cpu"}
     options = ModelOptions()
-    given_ = {**spread(options, 2, "cuda"), "pretrained": str(toy_model)}
+    given_ = {**spread_arguments(options, 2, "cuda"), "pretrained": str(toy_model)}
     offloaded = bytes_by_device(model_class.create_from_arg_obj(given_, rest).model)
     assert offloaded.keys() == {"meta"}
     with pytest.raises(
@@ -117,7 +117,7 @@ def test_a_package_that_the_model_needs_and_the_interpreter_lacks_ends_at_once(t
     config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
     (copy / "config.json").write_text(json.dumps(config))
     with pytest.raises(OperatorError, match=r"does not load .*ImportError: .*optimum"):
-        loading.load(str(copy), ModelOptions(device="cpu"), 1)
+        loading.load_engine(str(copy), ModelOptions(device="cpu"), 1)
 
 
 @pytest.mark.model
@@ -141,6 +141,8 @@ def test_the_rows_of_a_larger_tokenizer_are_those_of_lm_eval(model_dir, tmp_path
     assert len(expected) > model.config.vocab_size
     for _trial in range(2):
         torch.rand(7)  # other trials draw other numbers before
-        engine = loading.load(str(tmp_path / "model"), ModelOptions(model_args=arguments, device="cpu"), 1)
+        engine = loading.load_engine(
+            str(tmp_path / "model"), ModelOptions(model_args=arguments, device="cpu"), 1
+        )
         assert torch.equal(engine.lm.model.get_input_embeddings().weight, expected)
         engine.close()

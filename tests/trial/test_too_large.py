@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evaljobs.lmeval.batches import Batch, Piece, Unit
-from evaljobs.trial.shard_runner import longest, measured
+from evaljobs.trial.shard_runner import longest_parts, too_large_error
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -56,7 +56,7 @@ class Small:
 
 def found(engine, batch, tick=lambda: None):
     made = engine
-    return measured(made, batch, 0, "no room", fast=batch.unit is not None, tick=tick)
+    return too_large_error(made, batch, 0, "no room", fast=batch.unit is not None, tick=tick)
 
 
 @given(contexts=TOKENS, rows=st.integers(0, 24))
@@ -73,7 +73,7 @@ def test_what_is_said_to_fit_fits_and_twice_as_much_does_not(contexts, rows):
 def test_the_longest_rows_are_tried_with_all_their_requests(contexts, parts):
     """A batch of the size that is named begins with the longest requests."""
     batch = batch_of(contexts)
-    tried = longest(batch, parts)
+    tried = longest_parts(batch, parts)
     kept = {tuple(p.context) for p in tried.pieces}
     left = {tuple(p.context) for p in batch.pieces} - kept
     assert len(kept) == min(parts, len(kept | left))
@@ -86,7 +86,7 @@ def test_a_unit_is_halved_by_rows(rows, fits):
     batch = batch_of([[1]] * sum(rows), Unit(3, rows))
     error = found(Small(min(fits, len(rows) - 1)), batch)
     assert (error.what, error.of) == ("unit", len(rows))
-    part = longest(batch, error.fits)
+    part = longest_parts(batch, error.fits)
     assert part.unit == Unit(3, rows[: error.fits])
     assert len(part.pieces) == sum(rows[: error.fits])
 

@@ -19,7 +19,13 @@ from coordinator import trained_values as taking
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import CheckpointSpec, ModelOptions, TrialSpec
 from evaljobs.errors import OperatorError, RetryError
-from evaljobs.trial.trained_values import check, compare, in_few_words, read, stored
+from evaljobs.trial.trained_values import (
+    check_trained_values,
+    compare_parts,
+    in_few_words,
+    read_parts,
+    stored_tensors,
+)
 
 pytestmark = pytest.mark.model
 
@@ -50,7 +56,7 @@ class Model(nn.Module):
 
 
 def taken(model, rank=0):
-    return taking.take(model, "/c", 1, "core", rank)._text().encode()
+    return taking.copy_values(model, "/c", 1, "core", rank)._text().encode()
 
 
 def saved(folder, state, files=1):
@@ -144,13 +150,13 @@ def test_each_kind_of_wrong_weights_is_found_and_its_tensors_are_named(tmp_path,
     right = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
     torch.manual_seed(5)
     state = {name: tensor.bfloat16() for name, tensor in WRONG[kind](right).items()}
-    files = stored(saved(tmp_path / "c", state, files=2))
+    files = stored_tensors(saved(tmp_path / "c", state, files=2))
     served = files
     if loaded:
         other = Model().bfloat16()
         other.load_state_dict(state)
         served = dict(other.named_parameters())
-    wrong, checked = compare(list(read(taken(model))), served, files)
+    wrong, checked = compare_parts(list(read_parts(taken(model))), served, files)
     differ = {name for name in right if not torch.equal(right[name].bfloat16(), state[name])}
     assert wrong
     assert wrong.keys() == differ
@@ -174,11 +180,11 @@ def test_right_weights_are_never_refused(tmp_path, seed):
     held = copy.deepcopy(model).to(trained)
     state = {name: own.detach().to(kept) for name, own in (model if masters else held).named_parameters()}
     own = {draw.choice(WRAPPED).format(name): tensor for name, tensor in held.named_parameters()}
-    parts = list(read(taken(held if draw.random() < 0.5 else own)))
-    files = stored(saved(tmp_path / "c", state, files=draw.randrange(1, 4)))
+    parts = list(read_parts(taken(held if draw.random() < 0.5 else own)))
+    files = stored_tensors(saved(tmp_path / "c", state, files=draw.randrange(1, 4)))
     served = {name: tensor.to(loaded) for name, tensor in state.items()}
     for each in (files, served):
-        wrong, checked = compare(parts, each, files)
+        wrong, checked = compare_parts(parts, each, files)
         assert wrong == {}
         unknown = each is served and kept == torch.float32 != trained and loaded not in (kept, trained)
         assert checked == (set() if unknown else state.keys())
@@ -193,27 +199,27 @@ def test_parts_of_several_ranks_are_one_tensor():
         (line,) = json.loads(taken({"w": own}))["groups"]
         line["rows"][0] |= {"shape": [12, 10], "offset": [row, column]}
         lines.append(json.dumps({"at": rank, "groups": [line]}))
-    parts = list(read("\n".join(lines).encode()))
+    parts = list(read_parts("\n".join(lines).encode()))
     nothing = {}
-    assert compare(parts, {"w": whole}, nothing) == ({}, {"w"})
-    assert compare(parts[:3], {"w": whole}, nothing) == ({}, set())
+    assert compare_parts(parts, {"w": whole}, nothing) == ({}, {"w"})
+    assert compare_parts(parts[:3], {"w": whole}, nothing) == ({}, set())
     assert sorted(torch.cat([p.positions for p in parts]).tolist()) == list(range(120))
     for place in (3, 57, 64, 119):
         other = whole.clone()
         other.view(-1)[place] += 1
-        assert set(compare(parts, {"w": other}, nothing)[0]) == {"w"}
+        assert set(compare_parts(parts, {"w": other}, nothing)[0]) == {"w"}
 
 
 def test_what_is_renamed_fused_reshaped_or_quantised_is_not_checkable(tmp_path):
     kinds = {"a": torch.randn(4, 4), "b": torch.randn(4, 4), "c": torch.randn(4, 4), "d": torch.randn(6)}
-    parts = list(read(taken({**kinds, "e": torch.arange(4), "f": torch.randn(8, 4).t()})))
+    parts = list(read_parts(taken({**kinds, "e": torch.arange(4), "f": torch.randn(8, 4).t()})))
     state = {
         "a": kinds["a"],
         "bc": torch.cat([kinds["b"], kinds["c"]]),
         "c": kinds["c"].to(torch.float8_e4m3fn),
     }
-    files = stored(saved(tmp_path / "c", {**state, "d": kinds["d"][:5]}))
-    assert compare(parts, files, files) == ({}, {"a"})
+    files = stored_tensors(saved(tmp_path / "c", {**state, "d": kinds["d"][:5]}))
+    assert compare_parts(parts, files, files) == ({}, {"a"})
 
 
 def test_at_most_a_megabyte_is_taken_and_every_row_and_column_may_be_seen():
@@ -222,9 +228,9 @@ def test_at_most_a_megabyte_is_taken_and_every_row_and_column_may_be_seen():
     for group in json.loads(taken(few))["groups"]:
         assert [row["number"] for row in group["rows"]] == [taking.MOST_VALUES] * 2
     many = {str(i): torch.zeros(300) for i in range(3000)}
-    held = taking.take(many, "/c", 1, "core", 0)
+    held = taking.copy_values(many, "/c", 1, "core", 0)
     assert sum(host.numel() * host.element_size() for _, host in held.groups) <= taking.MOST_BYTES
-    (one, two) = read(taken(few))
+    (one, two) = read_parts(taken(few))
     assert not torch.equal(one.positions, two.positions)
     rows, columns = one.positions // 768, one.positions % 768
     assert int(rows.diff().max()) <= 2 * 640 // taking.MOST_VALUES
@@ -260,17 +266,17 @@ def test_wrong_weights_are_the_checkpoints_fault_or_one_nodes(tmp_path):
     right = {name: tensor.detach().bfloat16() for name, tensor in model.named_parameters()}
     wrong = {**right, Q: torch.zeros_like(right[Q])}
     paths, spec = trial(tmp_path / "a", wrong)
-    assert check(paths, spec, None) == "", "training left nothing"
+    assert check_trained_values(paths, spec, None) == "", "training left nothing"
     paths.trained_values.write_bytes(taken(model))
     with pytest.raises(
         OperatorError, match=rf"wrong weights: {Q} has 0 at \[\d+, \d+\], where training had"
     ) as said:
-        check(paths, spec, None)
+        check_trained_values(paths, spec, None)
     assert f"remove {paths.trained_values} and type `evalspan retry id`" in str(said.value)
     paths, spec = trial(tmp_path / "b", wrong, stored=right)
     paths.trained_values.write_bytes(taken(model))
     with pytest.raises(RetryError, match="those on this node do not"):
-        check(paths, spec, None)
+        check_trained_values(paths, spec, None)
 
 
 def test_a_flipped_tie_is_the_configs_fault(tmp_path):
@@ -283,7 +289,7 @@ def test_a_flipped_tie_is_the_configs_fault(tmp_path):
     paths, spec = trial(tmp_path, state)
     paths.trained_values.write_bytes(taken(model))
     with pytest.raises(OperatorError, match=r"head.weight has .*tie_word_embeddings in config.json"):
-        check(paths, spec, tied)
+        check_trained_values(paths, spec, tied)
 
 
 def test_what_could_not_be_compared_is_said(tmp_path):
@@ -291,9 +297,11 @@ def test_what_could_not_be_compared_is_said(tmp_path):
     state = {name: tensor.detach().bfloat16() for name, tensor in model.named_parameters()}
     paths, spec = trial(tmp_path, state)
     paths.trained_values.write_bytes(taken(model))
-    assert check(paths, spec, None) == check(paths, spec, model.bfloat16()) == ""
+    assert (
+        check_trained_values(paths, spec, None) == check_trained_values(paths, spec, model.bfloat16()) == ""
+    )
     paths.trained_values.write_bytes(taken({name: t for name, t in state.items() if ".q." not in name}))
-    said = check(paths, spec, None)
+    said = check_trained_values(paths, spec, None)
     assert said.startswith(f"{len(state) - 6} of {len(state)} tensors of the checkpoint were compared")
     assert said.endswith(
         "kind: layers.0.q.bias, layers.1.q.bias, layers.2.q.bias, "
@@ -313,7 +321,7 @@ def test_what_could_not_be_compared_is_said(tmp_path):
         *(with_row(names=3), with_row(names=[[]])),
     ):
         paths.trained_values.write_bytes(broken)
-        assert check(paths, spec, None).startswith(("0 of", "training's recorded"))
+        assert check_trained_values(paths, spec, None).startswith(("0 of", "training's recorded"))
 
 
 # --- token ids and logits ------------------------------------------------------------------------------------------------
@@ -349,7 +357,7 @@ def autocast(model):
 def test_right_logits_are_never_refused(tmp_path, tiny_model_dir):
     """In each pair of dtypes, also where training's products are coarser than its parameters. Training's modes stay."""
     tokenizer = tokenizer_of(tiny_model_dir)
-    paths, spec = trial(tmp_path, stored(tiny_model_dir))
+    paths, spec = trial(tmp_path, stored_tensors(tiny_model_dir))
     for (trained, mixed), served in itertools.product(
         [*((kind, False) for kind in KINDS), (torch.float32, True)], KINDS
     ):
@@ -359,7 +367,9 @@ def test_right_logits_are_never_refused(tmp_path, tiny_model_dir):
         with autocast(model) if mixed else contextlib.nullcontext():
             paths.trained_values.write_bytes(taken(hook.fingerprint_logits(model, tokenizer)))
         assert [module.training for module in model.modules()] == modes
-        assert "logits" not in check(paths, spec, pretrained(tiny_model_dir, served), tokenizer)
+        assert "logits" not in check_trained_values(
+            paths, spec, pretrained(tiny_model_dir, served), tokenizer
+        )
 
 
 def with_bos(tokenizer):
@@ -407,34 +417,41 @@ def test_settings_and_tokenizers_that_are_not_trainings_are_named(tmp_path, tiny
     """Tensors are right, or have other names. Ids are compared also where an engine shows no module."""
     damage, words = SETTINGS[kind]
     model, tokenizer = pretrained(tiny_model_dir), tokenizer_of(tiny_model_dir)
-    paths, spec = trial(tmp_path, stored(tiny_model_dir))
+    paths, spec = trial(tmp_path, stored_tensors(tiny_model_dir))
     (line,) = map(json.loads, taken(hook.fingerprint_logits(model, tokenizer)).splitlines())
     paths.trained_values.write_text(json.dumps({**line, "groups": []}))
-    assert check(paths, spec, model, tokenizer).startswith("0 of")
+    assert check_trained_values(paths, spec, model, tokenizer).startswith("0 of")
     damage(model, tokenizer)
     with pytest.raises(OperatorError, match=words):
-        check(paths, spec, model, tokenizer)
+        check_trained_values(paths, spec, model, tokenizer)
     if "tokenizer:" in words:
         with pytest.raises(OperatorError, match=words):
-            check(paths, spec, None, tokenizer)
+            check_trained_values(paths, spec, None, tokenizer)
 
 
 def test_a_tokenizer_that_the_users_arguments_choose_is_a_warning(tmp_path, tiny_model_dir):
     """Also another id of padding, which no score depends on; what an engine cannot show; and a model that cannot be run."""
-    model, tokenizer, state = pretrained(tiny_model_dir), tokenizer_of(tiny_model_dir), stored(tiny_model_dir)
+    model, tokenizer, state = (
+        pretrained(tiny_model_dir),
+        tokenizer_of(tiny_model_dir),
+        stored_tensors(tiny_model_dir),
+    )
     tokenizer.add_special_tokens({"pad_token": "</s>"})
     paths, spec = trial(tmp_path, state)
     paths.trained_values.write_bytes(taken(hook.fingerprint_logits(model, tokenizer)))
-    assert check(paths, spec, model, tokenizer) == ""
-    assert check(paths, spec, None) == (
+    assert check_trained_values(paths, spec, model, tokenizer) == ""
+    assert check_trained_values(paths, spec, None) == (
         "training's token ids are not checkable with this engine; training's logits are not checkable with this engine or an adapter"
     )
     tokenizer.add_special_tokens({"pad_token": "<s>"})
-    assert check(paths, spec, model, tokenizer) == "pad_token_id of the tokenizer is 0, where training had 1"
+    assert (
+        check_trained_values(paths, spec, model, tokenizer)
+        == "pad_token_id of the tokenizer is 0, where training had 1"
+    )
     tokenizer.add_special_tokens({"pad_token": "</s>"})
     with_bos(tokenizer)
     chosen = spec.model_copy(update={"model": ModelOptions(model_args={"add_bos_token": True})})
-    said = check(paths, chosen, model, tokenizer)
+    said = check_trained_values(paths, chosen, model, tokenizer)
     assert said.startswith("token 0 of the text 'The capital of France is' is 0, where training had ")
     assert said.endswith(" (add_bos_token in model_args)")
     assert hook.fingerprint_logits(state, tokenizer) is state
@@ -446,7 +463,7 @@ def test_a_trial_of_an_engine_without_torch_loads_none(tmp_path):
         "import sys\n"
         "from evaljobs.contract.paths import EvaluationPaths\n"
         "from evaljobs.trial import trial, trained_values\n"
-        "print(repr(trained_values.check(EvaluationPaths(sys.argv[1]), None, None)), 'torch' in sys.modules)"
+        "print(repr(trained_values.check_trained_values(EvaluationPaths(sys.argv[1]), None, None)), 'torch' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True

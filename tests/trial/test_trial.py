@@ -11,7 +11,7 @@ import pytest
 from dev_cluster.testing import wait_until
 from support.trials import OPTIONS, TASK, Evaluation, finish, on_a_small_gpu
 
-from coordinator.services.redis_server import RedisServer
+from coordinator.site.services.redis_server import RedisServer
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import Failed, Probed, TooLarge, TrialEnded
 from evaljobs.contract.paths import WorkPaths, batch_file, batch_index_file
@@ -210,11 +210,11 @@ def test_a_trial_that_ends_in_a_second_turn_leaves_nothing_of_it(shared_work, ti
     """
     chat = Evaluation(shared_work, tiny_model_dir, "talks", "toy_talks", apply_chat_template=True)
     chat.fill()
-    engine = loading.load(str(chat.model), OPTIONS, 2)
+    engine = loading.load_engine(str(chat.model), OPTIONS, 2)
     batches = RequestSet(chat.sets["toy_talks"], 2)
     expected = {s: run_shard(engine, batches, s, trial="x", seed=1234).responses for s in chat.shards}
     assert {len(said) for pairs in expected.values() for _, said in pairs} == {1, 2, 3}
-    load, calls = loading.load, []
+    load, calls = loading.load_engine, []
 
     def loaded(*arguments, **keywords):
         made = load(*arguments, **keywords)
@@ -230,7 +230,7 @@ def test_a_trial_that_ends_in_a_second_turn_leaves_nothing_of_it(shared_work, ti
         made.lm.generate_until = counted
         return made
 
-    monkeypatch.setattr(loading, "load", loaded)
+    monkeypatch.setattr(loading, "load_engine", loaded)
     spec = chat.spec()
     trial = Trial(spec, spec.lanes[0])
     before = signal.signal(signal.SIGTERM, trial.on_signal)
@@ -350,7 +350,7 @@ def test_warming_up_changes_no_answer_and_draws_no_random_number(evaluation):
     import numpy as np
     import torch
 
-    engine = loading.load(str(evaluation.model), OPTIONS, 2)
+    engine = loading.load_engine(str(evaluation.model), OPTIONS, 2)
     requests_ = RequestSet(evaluation.sets[TASK], 2)
 
     def generators():

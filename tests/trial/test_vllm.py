@@ -52,7 +52,7 @@ def said(log, what):
 
 @pytest.fixture(scope="module")
 def engine(fake, tiny_model_dir):
-    return loading.load(str(tiny_model_dir), OPTIONS, 2)
+    return loading.load_engine(str(tiny_model_dir), OPTIONS, 2)
 
 
 @pytest.fixture(scope="module")
@@ -133,9 +133,9 @@ def test_a_request_is_generated_with_its_own_settings(engine):
 )
 def test_vllm_uses_all_gpus_of_its_trial(given, gpus, made):
     """By tensor parallelism, unless the settings divide them in another way; one that left some idle says what to set."""
-    assert vllm.spread(given, gpus) == (given if made is None else made)
+    assert vllm.parallel_arguments(given, gpus) == (given if made is None else made)
     with pytest.raises(OperatorError, match=r"holds 4 GPUs and vLLM would use 2 .*gpus_per_trial = 2"):
-        vllm.spread({"tensor_parallel_size": 2}, 4)
+        vllm.parallel_arguments({"tensor_parallel_size": 2}, 4)
 
 
 def test_a_shard_that_is_given_up_leaves_no_request_in_the_engine(engine, sets, log):
@@ -169,14 +169,14 @@ def test_progress_is_told_before_each_step_and_in_whole_batches(engine, sets):
 def test_checkpoints_of_one_shape_have_one_path_in_vllms_eyes(fake, tiny_model_dir, log):
     """vLLM names what it compiles after the path: a staged path holds the checkpoint's digest."""
     here = Path.cwd()
-    loading.load(str(tiny_model_dir), OPTIONS, 2)
+    loading.load_engine(str(tiny_model_dir), OPTIONS, 2)
     (line,) = said(log, "model")
     assert (line["model"], line["whole_path"]) == (".", str(tiny_model_dir))
     assert Path.cwd() == here
 
 
 def test_one_gpu_takes_one_process(fake, tiny_model_dir, log):
-    loading.load(str(tiny_model_dir), OPTIONS, 2)
+    loading.load_engine(str(tiny_model_dir), OPTIONS, 2)
     assert [line["workers"] for line in said(log, "loaded")] == [[]]
     (line,) = said(log, "multiprocess")
     assert (line["multiprocess"], line["method"]) == (False, "spawn")
@@ -184,12 +184,12 @@ def test_one_gpu_takes_one_process(fake, tiny_model_dir, log):
 
 def test_likelihoods_are_computed_without_a_cache_of_prefixes(fake, tiny_model_dir, sets, log):
     """With it they depend on the order of requests (vLLM 42019). Who asks for it may generate, and has no likelihood."""
-    engine = loading.load(str(tiny_model_dir), OPTIONS, 2)
+    engine = loading.load_engine(str(tiny_model_dir), OPTIONS, 2)
     engine.close()
     asked = ModelOptions(
         engine="vllm", model_args={**OPTIONS.model_args, "enable_prefix_caching": True}, threads=1
     )
-    caching = loading.load(str(tiny_model_dir), asked, 2)
+    caching = loading.load_engine(str(tiny_model_dir), asked, 2)
     assert [line["caches"] for line in said(log, "caches")] == [False, True]
     assert answers(caching, sets, shard(sets, "toy_sums"))
     with pytest.raises(OperatorError, match="omit enable_prefix_caching"):
@@ -206,4 +206,4 @@ def test_weights_that_are_not_finite_are_not_loaded(fake, tiny_model_dir, tmp_pa
     tensors["model.norm.weight"][3] = float("nan")
     save_file(tensors, place, metadata={"format": "pt"})
     with pytest.raises(BrokenWeightsError, match=r"1 of 64 values of model\.norm\.weight"):
-        loading.load(str(tmp_path / "model"), OPTIONS, 2)
+        loading.load_engine(str(tmp_path / "model"), OPTIONS, 2)

@@ -63,7 +63,7 @@ class Running:
         if not hangs:
             # it waits for its first shard
             wait_until(lambda: self.queue.snapshot().trials["trial.0"].phase == "infer")
-        self.family = segments.family(self.process.pid)
+        self.family = segments.process_family(self.process.pid)
         assert len(self.loaded()["workers"]) == 2
         assert set(self.loaded()["workers"]) < set(self.family)
 
@@ -116,10 +116,10 @@ def test_memory_of_a_trial_that_was_killed_while_it_loaded_is_swept(shared_work,
     """All of its processes get SIGKILL at once, as from Slurm, before its segments lose their names."""
     running = Running(shared_work, tiny_model_dir, "loads", tmp_path, hangs=True)
     assert len(running.names()) == 4
-    segments.sweep()
+    segments.sweep_segments()
     assert len(running.names()) == 4  # they are in use
     for pid in running.family:
         os.kill(pid, signal.SIGKILL)
     wait_until(running.gone)
-    segments.sweep()  # another job's may have come first
+    segments.sweep_segments()  # another job's may have come first
     assert not running.names()

@@ -71,7 +71,7 @@ def test_broken_weights_are_refused_when_they_are_loaded(kind, tiny_model_dir, t
     damage(copied(tiny_model_dir, tmp_path))
     options = OPTIONS.model_copy(update={"model_args": arguments})
     with pytest.raises(BrokenWeightsError) as refused:
-        loading.load(str(tmp_path / "broken"), options, 2)
+        loading.load_engine(str(tmp_path / "broken"), options, 2)
     assert all(text in str(refused.value) for text in named), refused.value
 
 
@@ -91,7 +91,7 @@ def test_what_overflows_has_no_answer(task, mode, tiny_model_dir, tmp_path):
     sets = built(task, tmp_path / "broken", tmp_path / "evaluation", tmp_path / "sets", options)
     cut, folder = ("fast-4096-2" if mode == "fast" else "2"), Path(sets[task])
     add_batches(folder, cut)
-    engine = loading.load(str(tmp_path / "broken"), options, 2)
+    engine = loading.load_engine(str(tmp_path / "broken"), options, 2)
     with pytest.raises(BrokenWeightsError, match=f"task {task}, document [0-9]+.*(nan|NaN|inf)"):
         run_shard(
             engine,
@@ -105,21 +105,21 @@ def test_what_overflows_has_no_answer(task, mode, tiny_model_dir, tmp_path):
 @pytest.mark.model
 def test_a_whole_model_and_adapter_load(tiny_model_dir, tmp_path):
     """Also where the head is tied, as transformers says, and where torch.compile wraps the model."""
-    adapter, whole = tmp_path / "adapter", loading.load(str(tiny_model_dir), OPTIONS, 2).model
+    adapter, whole = tmp_path / "adapter", loading.load_engine(str(tiny_model_dir), OPTIONS, 2).model
     peft.get_peft_model(whole, peft.LoraConfig(target_modules=["q_proj"])).save_pretrained(adapter)
     options = OPTIONS.model_copy(update={"model_args": {"peft": str(adapter)}})
-    assert loading.load(str(tiny_model_dir), options, 2)
+    assert loading.load_engine(str(tiny_model_dir), options, 2)
     tied = copied(tiny_model_dir, tmp_path)
     without("lm_head.weight")(tied)
     config = json.loads((tied / "config.json").read_text()) | {"tie_word_embeddings": True}
     (tied / "config.json").write_text(json.dumps(config))
-    assert loading.load(str(tied), OPTIONS, 2)
+    assert loading.load_engine(str(tied), OPTIONS, 2)
 
 
 @pytest.mark.model
 def test_an_adapter_whose_names_are_not_found_is_refused(tiny_model_dir, tmp_path):
     """peft would go on with the base model. What intake refuses is in intake/test_checkpoint."""
-    adapter, whole = tmp_path / "adapter", loading.load(str(tiny_model_dir), OPTIONS, 2).model
+    adapter, whole = tmp_path / "adapter", loading.load_engine(str(tiny_model_dir), OPTIONS, 2).model
     peft.get_peft_model(whole, peft.LoraConfig(target_modules=["q_proj"])).save_pretrained(adapter)
     file = adapter / "adapter_model.safetensors"
     named = {
@@ -129,7 +129,7 @@ def test_an_adapter_whose_names_are_not_found_is_refused(tiny_model_dir, tmp_pat
     safetensors.save_file(named, file, {"format": "pt"})
     options = OPTIONS.model_copy(update={"model_args": {"peft": str(adapter)}})
     with pytest.raises(BrokenWeightsError, match=r"the adapter lacks .*q_proj.* and 1 more"):
-        loading.load(str(tiny_model_dir), options, 2)
+        loading.load_engine(str(tiny_model_dir), options, 2)
 
 
 @pytest.mark.model

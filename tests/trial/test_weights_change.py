@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from support.trials import Evaluation
 
-from coordinator.intake.checkpoint import inspect
+from coordinator.intake.checkpoint import inspect_checkpoint
 from evaljobs.contract.outcomes import Failed, TrialEnded
 from evaljobs.contract.storage import read_record
 from evaljobs.staging.fingerprint import folder_identity, read_header
@@ -34,7 +34,7 @@ def adapter(tiny_model_dir, tmp_path):
 
 def spec(evaluation, adapter):
     return evaluation.spec(
-        checkpoint=inspect(evaluation.model), adapters={str(adapter): folder_identity(adapter)}
+        checkpoint=inspect_checkpoint(evaluation.model), adapters={str(adapter): folder_identity(adapter)}
     )
 
 
@@ -77,7 +77,7 @@ def test_weights_that_change_on_storage_answer_nothing(evaluation, adapter, monk
     if when == "before":
         reverse(weights)
     elif when.startswith("while loading"):
-        real = loading.load
+        real = loading.load_engine
 
         def load(*args, **options):
             engine = real(*args, **options)
@@ -86,7 +86,7 @@ def test_weights_that_change_on_storage_answer_nothing(evaluation, adapter, monk
                 engine.loaded = replace(engine.loaded, gpus=1)
             return engine
 
-        monkeypatch.setattr(loading, "load", load)
+        monkeypatch.setattr(loading, "load_engine", load)
     else:
         tick = trial._tick
 

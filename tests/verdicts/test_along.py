@@ -11,26 +11,26 @@ from pyarrow import compute, parquet
 from support.commands import typed
 from support.trainings import leave
 
-from coordinator.cli.screen.standing import all_of
-from coordinator.config.schema import Config, NotifyConfig
-from coordinator.monitor import notify, watch
-from coordinator.page import read
-from coordinator.page.index import index_data, training_data
-from coordinator.report import trainings
-from coordinator.report.columns import documents as documents_of
-from coordinator.report.load_series import find_heads, find_series, read_document
-from coordinator.report.pairs import Evaluated, compare_one, differences
-from coordinator.report.scores import ScoreValue
-from coordinator.report.training import morning
+from coordinator.interface.cli.screen.evaluation_views import all_summaries
+from coordinator.interface.page import page_contents
+from coordinator.interface.page.index import index_data, training_data
+from coordinator.operations.monitor import daemon_services, notify
+from coordinator.results.report import training_files
+from coordinator.results.report.load_series import find_heads, find_series, read_document
+from coordinator.results.report.pairs import Evaluated, compare_one, score_differences
+from coordinator.results.report.scores import ScoreValue
+from coordinator.results.report.stored_documents import read_documents as documents_of
+from coordinator.results.report.training import training_sentence
 from coordinator.runtime.summary import (
     SCHEMA_VERSION,
     Summary,
-    known_by,
-    of_record,
+    fields_of_record,
     read_evaluation,
+    summary_of_record,
     write_summary,
 )
-from evaljobs.contract.columns import packed
+from coordinator.site.config.schema import Config, NotifyConfig
+from evaljobs.contract.columns import pack_columns
 from evaljobs.contract.paths import EvaluationPaths
 
 COUNT, AT, DOCUMENTS = 16, 12, 400  # checkpoints, the first worse one, documents
@@ -48,7 +48,7 @@ def work(tmp_path_factory):
         paths.journal.touch()
         right = (skill + 0.5 * rng.normal(size=DOCUMENTS) - (1 if k >= AT else 0) > -0.5).astype(float)
         ids = {"doc_id": np.arange(DOCUMENTS), "doc_hash": np.arange(DOCUMENTS)}
-        paths.documents.write_bytes(packed({(0, "add"): {**ids, "acc,none": right}}))
+        paths.documents.write_bytes(pack_columns({(0, "add"): {**ids, "acc,none": right}}))
         accuracy, perplexity = {"acc,none": right.mean()}, 12 + 0.1 * rng.normal() + (4 if k >= AT else 0)
         paths.results.write_text(
             json.dumps(
@@ -62,13 +62,13 @@ def work(tmp_path_factory):
             )
         )
         main = (ScoreValue(task="add", metric="acc", filter="none", value=right.mean()),)
-        known = known_by(read_evaluation(paths)) | {"schema_version": SCHEMA_VERSION, "scores": main}
+        known = fields_of_record(read_evaluation(paths)) | {"schema_version": SCHEMA_VERSION, "scores": main}
         write_summary(paths, Summary(written_at=0.0, ended_at=100.0 * k, stage="ended", **known))
     return folder
 
 
 def curves(work, **more):
-    found = trainings.series_of(find_series(work, "/runs/a"), Config(work_dir=work, **more))
+    found = training_files.series_of(find_series(work, "/runs/a"), Config(work_dir=work, **more))
     return {curve.name: curve.points for curve in found.curves}
 
 
@@ -93,9 +93,9 @@ def test_a_longer_horizon_is_stricter(work):
 def test_every_view_says_the_same(work):
     """Law: terminal, JSON, CSV, pages, `status` and news print one document: since when, both levels, the mean, verdicts, horizon."""
     settings = Config(work_dir=work)
-    found = trainings.judge(settings, find_heads(work, "/runs/a"), whole=True)
+    found = training_files.judge_training(settings, find_heads(work, "/runs/a"), whole=True)
     training, series = found
-    stands = morning(training)
+    stands = training_sentence(training)
     (drop,) = [d for d in training.drops if d.name == "add/acc"]
     at = next(p for p in curves(work)["add/acc"] if p.worse)
     assert (drop.label, drop.after, drop.worse) == (at.label, at.value, at.worse)
@@ -128,15 +128,15 @@ def test_every_view_says_the_same(work):
     place = [p.label for p in series.curves[0].points].index(at.label)
     shown = [(one["at"], one["words"]) for one in curve["drops"]]
     assert (shown, curve["marks"][place]) == ([(place, drop.words)], "!")
-    ended = all_of(settings)
+    ended = all_summaries(settings)
     first = index_data(
         [],
         ended,
-        lambda key, scored: trainings.find_training(settings, key, [s.evaluation_id for s in scored]),
+        lambda key, scored: training_files.find_training(settings, key, [s.evaluation_id for s in scored]),
         0,
     )
     said = [page["clauses"], first["trainings"][0]["standing"]["clauses"]]
-    evaluation = read.of_evaluation(settings, newest).data["training"]["standing"]["clauses"]
+    evaluation = page_contents.evaluation_contents(settings, newest).data["training"]["standing"]["clauses"]
     assert [[clause["text"] for clause in clauses] for clauses in (*said, evaluation)] == [
         stands.split("; ")
     ] * 3
@@ -144,7 +144,7 @@ def test_every_view_says_the_same(work):
         one
         for s in ended
         if s.evaluation_id == drop.evaluation_id
-        for one in watch.news(settings, s)
+        for one in daemon_services.news_of_ended(settings, s)
         if one.fell
     ]
     assert f"add/acc is {drop.words}" in news.text
@@ -156,28 +156,28 @@ def test_what_is_kept_of_a_training_counts_while_its_results_are_those_on_disk(w
     """Law: made once; made anew after results were written again or removed, and for another horizon; and where nothing can be kept."""
     settings = Config(work_dir=shutil.copytree(work, tmp_path / "work"))
     key, ids = ("/runs/a", "mini", "exact"), [p.name for p in settings.work_dir.glob("step-*")]
-    made = trainings.find_training(settings, key, ids)
-    assert trainings.read_kept(settings, key, ids) == made
-    assert trainings.read_kept(settings, key, [*ids, "another"]) is None
-    assert trainings.read_kept(settings.model_copy(update={"horizon": 7}), key, ids) is None
+    made = training_files.find_training(settings, key, ids)
+    assert training_files.read_kept(settings, key, ids) == made
+    assert training_files.read_kept(settings, key, [*ids, "another"]) is None
+    assert training_files.read_kept(settings.model_copy(update={"horizon": 7}), key, ids) is None
     some = find_heads(settings.work_dir, "/runs/a/step-?00")
-    assert trainings.judge(settings, some, whole=False)[0].scored == made.scored[1:10]
+    assert training_files.judge_training(settings, some, whole=False)[0].scored == made.scored[1:10]
     assert (
-        trainings.read_kept(settings, key, ids) == made
+        training_files.read_kept(settings, key, ids) == made
     )  # a part of the checkpoints is not kept in its place
     (file,) = (settings.work_dir / "cache" / "trainings").iterdir()
     results = settings.work_dir / made.scored[-1][0] / "results.json"
     changed = json.loads(results.read_text())
     changed["results"]["add"]["acc,none"] = 1.0
     results.write_text(json.dumps(changed))
-    assert trainings.read_kept(settings, key, ids) is None
-    assert trainings.find_training(settings, key, ids).mean[-1] == 1.0
+    assert training_files.read_kept(settings, key, ids) is None
+    assert training_files.find_training(settings, key, ids).mean[-1] == 1.0
     shutil.rmtree(results.parent)
-    assert trainings.find_training(settings, key, ids[:1]).scored == made.scored[:-1]
+    assert training_files.find_training(settings, key, ids[:1]).scored == made.scored[:-1]
     file.unlink()
     file.parent.rmdir()
     file.parent.touch()  # nothing can be written there
-    assert trainings.find_training(settings, key, ids[:1]).scored == made.scored[:-1]
+    assert training_files.find_training(settings, key, ids[:1]).scored == made.scored[:-1]
 
 
 def test_differences_are_kept_until_a_result_changes(work):
@@ -185,14 +185,15 @@ def test_differences_are_kept_until_a_result_changes(work):
     curves(work)
     file = work / "step-300-mini-00000300" / "paired.jsonl"
     (kept,) = file.read_text().splitlines()
-    variance = differences(work, "step-200-mini-00000200", "step-300-mini-00000300")["add/acc"].variance
+    variance = score_differences(work, "step-200-mini-00000200", "step-300-mini-00000300")["add/acc"].variance
     file.write_text(kept.replace(repr(variance), "7.0"))
     assert curves(work)["add/acc"][8].yardstick > 0.5
     results = file.with_name("results.json")
     results.write_bytes(results.read_bytes())
     assert curves(work)["add/acc"][8].yardstick < 0.1
     assert (
-        differences(work, "step-200-mini-00000200", "step-300-mini-00000300")["add/acc"].variance == variance
+        score_differences(work, "step-200-mini-00000200", "step-300-mini-00000300")["add/acc"].variance
+        == variance
     )
 
 
@@ -237,7 +238,7 @@ def test_differences_in_vectors_are_those_of_each_pair(tmp_path, same):
             mean = np.nanmean(value) if task != "other" else 0.123
             scores[task] = {"acc,none": mean, "acc_stderr,none": 0.1}
         signals = {t: {"margin,dense": p["margin"].mean(), "n": 9} for (_, t), p in parts.items()}
-        paths.documents.write_bytes(packed(parts))
+        paths.documents.write_bytes(pack_columns(parts))
         found = {
             "results": scores,
             "n-samples": {task: {} for task in scores},
@@ -245,8 +246,8 @@ def test_differences_in_vectors_are_those_of_each_pair(tmp_path, same):
         }
         paths.results.write_text(json.dumps(found))
         kept.append(paths)
-    found = differences(tmp_path, *(paths.root.name for paths in kept))
-    assert differences(tmp_path, *(paths.root.name for paths in kept)) == found
+    found = score_differences(tmp_path, *(paths.root.name for paths in kept))
+    assert score_differences(tmp_path, *(paths.root.name for paths in kept)) == found
     both = [Evaluated(read_document(paths), documents_of(paths)) for paths in kept]
     each = {both[0].scores[key].name: compare_one(*both, key) for key in both[0].scores}
     assert found.keys() == each.keys()
@@ -278,16 +279,19 @@ def test_the_daemon_tells_what_fell_and_what_its_gate_says(work, tmp_path):
     settings = Config(work_dir=work, notify=NotifyConfig(gate=policy))
     points = curves(work)["add/acc"]
     places = [EvaluationPaths(work / p.evaluation_id) for p in points]
-    ends = [of_record(place, "").model_copy(update={"ended_at": 1.0}) for place in places]
-    told = [[drop.task for one in watch.news(settings, end) for drop in one.fell] for end in ends]
+    ends = [summary_of_record(place, "").model_copy(update={"ended_at": 1.0}) for place in places]
+    told = [
+        [drop.task for one in daemon_services.news_of_ended(settings, end) for drop in one.fell]
+        for end in ends
+    ]
     assert ["add" in tasks for tasks in told] == [p.worse is not None for p in points]
-    gates = [notify.gated(settings, end) for end in ends]
+    gates = [notify.gate_outcome(settings, end) for end in ends]
     assert [outcome for outcome, _ in gates][AT] == "regression"
     assert gates[0][0] == "undecidable"
     assert "first checkpoint" in gates[0][1]
-    news = notify.ended(ends[AT], gates[AT])
+    news = notify.ended_news(ends[AT], gates[AT])
     assert (news.gate, "; gate: regression; regression: add acc: " in news.text) == ("regression", True)
-    assert notify.gated(Config(work_dir=work), ends[AT]) is None
+    assert notify.gate_outcome(Config(work_dir=work), ends[AT]) is None
 
 
 @pytest.mark.parametrize(
@@ -307,7 +311,7 @@ def test_a_task_that_failed_since_the_baseline_is_no_pass(tmp_path, rule, code):
         paths = leave(tmp_path / "work", step, 0.5)
         paths.journal.touch()
         one = {"doc_id": np.arange(60), "doc_hash": np.arange(60), "acc,none": right}
-        paths.documents.write_bytes(packed(dict.fromkeys(enumerate(tasks), one)))
+        paths.documents.write_bytes(pack_columns(dict.fromkeys(enumerate(tasks), one)))
         found = {"results": {task: {"acc,none": 0.5} for task in tasks}}
         found["n-samples"] = {task: {"effective": 60} for task in tasks}
         paths.results.write_text(json.dumps(found))

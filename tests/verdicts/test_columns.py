@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.report.columns import documents
-from coordinator.report.flips import flips
-from evaljobs.contract.columns import SIGNALS, columns_of, packed, signals, unpacked
+from coordinator.results.report.flips import find_flips
+from coordinator.results.report.stored_documents import read_documents
+from evaljobs.contract.columns import SIGNALS, columns_of, document_signals, pack_columns, unpack_columns
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.errors import OperatorError
 
@@ -31,7 +31,7 @@ def sample(document, likelihoods, target, texts=None, **more):
 def test_signals_follow_from_the_likelihoods(likelihoods, data):
     """Law: margin above 0 exactly where the right choice is chosen; its share is the softmax; bits are base 2, a byte."""
     gold = data.draw(st.integers(0, len(likelihoods) - 1))
-    found = signals(sample(0, likelihoods, gold))
+    found = document_signals(sample(0, likelihoods, gold))
     assert (found["margin"] > 0) == (np.argmax(likelihoods) == gold)
     softmax = np.exp(likelihoods) / np.exp(likelihoods).sum()
     assert found["gold_probability"] == pytest.approx(softmax[gold], rel=1e-9)
@@ -52,7 +52,7 @@ def test_signals_follow_from_the_likelihoods(likelihoods, data):
 def test_the_right_choice_is_known_or_said_to_be_unknown(texts, target, acc, gold):
     """Law: `target` names the right choice by number or text; `acc` decides between both; no guess where neither does."""
     likelihoods = [-3.0, -2.0, -1.0][: len(texts)]
-    found = signals(sample(0, likelihoods, target, texts, acc=acc))
+    found = document_signals(sample(0, likelihoods, target, texts, acc=acc))
     if gold is None:
         assert found == {}
     else:
@@ -67,7 +67,7 @@ def test_columns_have_a_row_a_document_and_come_back_from_the_file():
     ]
     lines[0]["acc"], lines[1]["acc"] = [1.0, 2], None
     made = columns_of(lines, "passage")
-    back = unpacked(packed({(3, "t"): made, (4, "u"): columns_of(lines[:1])}), "x").of("t")
+    back = unpack_columns(pack_columns({(3, "t"): made, (4, "u"): columns_of(lines[:1])}), "x").of("t")
     assert set(made) == {"doc_id", "doc_hash", "cluster", "acc,a", "acc,b", *SIGNALS}
     assert back["doc_id"].tolist() == [0, 1, 2]
     assert back["cluster"][0] == back["cluster"][1] != back["cluster"][2]
@@ -88,7 +88,9 @@ def test_a_cluster_that_documents_lack_and_a_damaged_file_are_named():
     with pytest.raises(OperatorError, match=r"passages.*passage"):
         columns_of([sample(0, [-1.0, -2.0], 0)], "passages")
     with pytest.raises(OperatorError, match="of-hellaswag"):
-        unpacked(packed({(0, "t"): columns_of([sample(0, [-1.0, -2.0], 0)])})[:40], "of-hellaswag")
+        unpack_columns(
+            pack_columns({(0, "t"): columns_of([sample(0, [-1.0, -2.0], 0)])})[:40], "of-hellaswag"
+        )
 
 
 def test_files_of_entries_become_one_and_a_retried_entry_replaces_its_rows(tmp_path):
@@ -101,11 +103,13 @@ def test_files_of_entries_become_one_and_a_retried_entry_replaces_its_rows(tmp_p
     def of(value):
         return {"doc_id": np.arange(3), "doc_hash": np.arange(3), "acc,none": np.full(3, value)}
 
-    paths.columns(2).write_bytes(packed({(2, "t"): of(2.0)}))
-    paths.columns(3, 9).write_bytes(packed({(8, "other"): of(8.0), (9, "t"): of(9.0), (9, "u"): of(9.5)}))
+    paths.columns(2).write_bytes(pack_columns({(2, "t"): of(2.0)}))
+    paths.columns(3, 9).write_bytes(
+        pack_columns({(8, "other"): of(8.0), (9, "t"): of(9.0), (9, "u"): of(9.5)})
+    )
 
     def values():
-        found = documents(paths)
+        found = read_documents(paths)
         return {task: found.of(task)["acc,none"][0] for task in found.tasks}
 
     expected = {"t": 2.0, "t#2": 9.0, "u": 9.5}
@@ -114,7 +118,7 @@ def test_files_of_entries_become_one_and_a_retried_entry_replaces_its_rows(tmp_p
     paths.results.write_text("{}")
     assert values() == expected
     assert not list(paths.scores.glob("*.parquet"))
-    paths.columns(2).write_bytes(packed({(2, "t"): of(2.5)}))
+    paths.columns(2).write_bytes(pack_columns({(2, "t"): of(2.5)}))
     assert values() == expected | {"t": 2.5}
     assert values() == expected | {"t": 2.5}
     assert not list(paths.scores.glob("*.parquet"))
@@ -139,7 +143,7 @@ def found(tmp_path, before, after, **how):
         (tmp_path / name / "samples").mkdir(parents=True)
         lines = "".join(json.dumps(sample) + "\n" for sample in samples)
         (tmp_path / name / "samples" / "samples_t_000.jsonl").write_text(lines)
-    return list(flips(EvaluationPaths(tmp_path / "a"), EvaluationPaths(tmp_path / "b"), "t", **how))
+    return list(find_flips(EvaluationPaths(tmp_path / "a"), EvaluationPaths(tmp_path / "b"), "t", **how))
 
 
 def test_answers_that_differ_are_listed_with_both_and_the_right_one(tmp_path):
@@ -183,5 +187,5 @@ def test_a_broken_line_hides_its_document_alone(tmp_path):
     found(tmp_path, [text(0, "7"), text(1, "7")], [text(0, "8"), text(1, "8")])
     file = tmp_path / "a" / "samples" / "samples_t_000.jsonl"
     file.write_text(file.read_text()[:-10])
-    left = list(flips(EvaluationPaths(tmp_path / "a"), EvaluationPaths(tmp_path / "b"), "t"))
+    left = list(find_flips(EvaluationPaths(tmp_path / "a"), EvaluationPaths(tmp_path / "b"), "t"))
     assert [row["doc_id"] for row in left] == [0]

@@ -9,11 +9,11 @@ from scipy.special import softmax
 from support.exactness.pipeline import TASKS, Case, lm_eval_run
 from support.trainings import compared, leave, results
 
-from coordinator.config.schema import Config
-from coordinator.monitor.gate import gate
-from coordinator.report.scores import scores_of
-from coordinator.verdicts.gate import Policy, judge
-from evaljobs.contract.columns import columns_of, means
+from coordinator.decide.verdicts.gate import Policy, judge_rows
+from coordinator.operations.monitor.gate import gate_evaluation
+from coordinator.results.report.scores import scores_of
+from coordinator.site.config.schema import Config
+from evaljobs.contract.columns import columns_of, signal_means
 
 
 @pytest.mark.model
@@ -40,14 +40,14 @@ def test_signals_are_the_formula_on_the_samples_of_lm_eval(toy_model, task, gold
         }
         assert {name: columns[name][row] for name in expected} == pytest.approx(expected, rel=1e-12)
     assert float(columns["acc,none"].mean()) == made.results["results"][task]["acc,none"]
-    assert means(columns)["margin,dense"] == pytest.approx(columns["margin"].mean(), rel=1e-12)
+    assert signal_means(columns)["margin,dense"] == pytest.approx(columns["margin"].mean(), rel=1e-12)
 
 
 @pytest.mark.model
 def test_a_task_that_has_bits_per_byte_of_lm_eval_keeps_that_one(toy_model):
     """Of whole pages there is no choice and no right answer: lm-eval's value is the only one, with its digits."""
     made = lm_eval_run(toy_model, Case(task="toy_pages", entry={"limit": 4}, include_path=str(TASKS)), 8)
-    assert means(columns_of(made.samples["toy_pages"])) == {}
+    assert signal_means(columns_of(made.samples["toy_pages"])) == {}
     scores = {s.metric: s.value for s in scores_of({**made.results, "dense": {"toy_pages": {}}})}
     assert scores["bits_per_byte"] == made.results["results"]["toy_pages"]["bits_per_byte,none"]
 
@@ -67,7 +67,7 @@ def test_signals_have_verdicts_and_a_gate_takes_those_that_a_rule_names():
         {
             "results": {"t0": {"acc,none": columns["acc,none"].mean()}},
             "n-samples": {"t0": {"effective": 40}},
-            "evalspan": {"signals": {"t0": means(columns)}},
+            "evalspan": {"signals": {"t0": signal_means(columns)}},
         }
         for columns in (before, better)
     ]
@@ -76,7 +76,9 @@ def test_signals_have_verdicts_and_a_gate_takes_those_that_a_rule_names():
     assert (said["margin,dense"], said["gold_bits_per_byte,dense"]) == ("better", "better")
 
     def ruled(**rule):
-        return [one.metric for one in judge(Policy.model_validate({"rule": [{"task": "t0", **rule}]}), rows)]
+        return [
+            one.metric for one in judge_rows(Policy.model_validate({"rule": [{"task": "t0", **rule}]}), rows)
+        ]
 
     assert ruled(at_least=0.0) == ["acc,none"]
     assert ruled(metric="margin", max_drop=0.1) == ["margin,dense"]
@@ -91,5 +93,5 @@ def test_the_best_checkpoint_by_a_dense_signal_is_the_baseline(tmp_path):
         paths.results.write_text(json.dumps(results(0.5, evalspan={"signals": signals})))
     rule = {"task": "add", "metric": "margin", "at_least": 0.0}
     policy = Policy.model_validate({"baseline": "best", "rule": [rule]})
-    _, (against, _) = gate(Config(work_dir=tmp_path), "step-40-mini-00000040", policy)
+    _, (against, _) = gate_evaluation(Config(work_dir=tmp_path), "step-40-mini-00000040", policy)
     assert against == "step-20-mini-00000020"

@@ -11,10 +11,17 @@ from hypothesis import strategies as st
 from scipy import stats
 from support.trainings import compared
 
+from coordinator.decide.verdicts.gate import Policy, judge_rows, outcome_of
+from coordinator.decide.verdicts.paired import (
+    FEW_CLUSTERS,
+    Paired,
+    adjusted_verdicts,
+    compare_paired,
+    confidence_interval,
+    pool_differences,
+)
 from coordinator.errors import OperatorError
-from coordinator.report.verdicts import overall
-from coordinator.verdicts.gate import Policy, judge, outcome_of
-from coordinator.verdicts.paired import FEW, Paired, interval, paired, pooled, verdicts
+from coordinator.results.report.row_verdicts import overall_difference
 
 RNG = np.random.default_rng(7)
 
@@ -29,11 +36,11 @@ def test_without_clusters_it_is_the_paired_t_test(count):
     """Law: from FEW documents on, p and interval are those of scipy's paired t test, for any values."""
     for _ in range(50):
         before, after = values(count)
-        found, known = paired(before, after), stats.ttest_rel(after, before)
+        found, known = compare_paired(before, after), stats.ttest_rel(after, before)
         ends = known.confidence_interval(0.95)
         assert found.test == "paired t"
         assert found.p == pytest.approx(known.pvalue, abs=1e-9)
-        assert interval(found, 0.975) == pytest.approx((ends.low, ends.high), abs=1e-9)
+        assert confidence_interval(found, 0.975) == pytest.approx((ends.low, ends.high), abs=1e-9)
 
 
 def test_equal_clusters_are_tested_by_their_means():
@@ -42,7 +49,7 @@ def test_equal_clusters_are_tested_by_their_means():
         before, after = values(size * clusters)
         names = np.arange(size * clusters) % clusters
         means = [(after - before)[names == g].mean() for g in range(clusters)]
-        found = paired(before, after, names)
+        found = compare_paired(before, after, names)
         assert (found.test, found.clusters) == ("clustered t", clusters)
         assert found.p == pytest.approx(stats.ttest_1samp(means, 0.0).pvalue, abs=1e-9)
         assert found.stderr == pytest.approx(stats.sem(means), abs=1e-12)
@@ -55,8 +62,8 @@ def test_few_documents_are_tested_by_all_their_signs(differences):
     seen = abs(sum(differences))
     sums = [abs(sum(map(math.prod, zip(differences, signs, strict=True))))
             for signs in itertools.product((1, -1), repeat=len(differences))]  # fmt: skip
-    found = paired(np.zeros(len(differences)), np.array(differences, dtype=float))
-    assert len(differences) < FEW
+    found = compare_paired(np.zeros(len(differences)), np.array(differences, dtype=float))
+    assert len(differences) < FEW_CLUSTERS
     assert found.test == "signs"
     assert found.p == pytest.approx(sum(s >= seen for s in sums) / len(sums), abs=1e-9)
 
@@ -65,40 +72,46 @@ def test_few_documents_are_tested_by_all_their_signs(differences):
 def test_the_other_way_round_it_says_the_opposite(pairs):
     """Law: exchanged checkpoints give the opposite difference and flips, the same p, and the opposite verdict."""
     before, after = np.array(pairs).T
-    one, other = paired(before, after), paired(after, before)
+    one, other = compare_paired(before, after), compare_paired(after, before)
     assert (one.difference, one.p, one.mcnemar) == pytest.approx((-other.difference, other.p, other.mcnemar))
     assert (one.gained, one.lost) == (other.lost, other.gained)
     opposite = {"better": "worse", "worse": "better", "no evidence": "no evidence"}
-    assert verdicts([(one, True)])[0][0] == opposite[verdicts([(other, True)])[0][0]]
-    assert verdicts([(one, True)])[0][0] == opposite[verdicts([(one, False)])[0][0]]
+    assert adjusted_verdicts([(one, True)])[0][0] == opposite[adjusted_verdicts([(other, True)])[0][0]]
+    assert adjusted_verdicts([(one, True)])[0][0] == opposite[adjusted_verdicts([(one, False)])[0][0]]
 
 
 def test_verdicts_are_corrected_for_their_number():
     """Law: one p of 0.03 is a verdict; among 40 scores without an effect it is none (Benjamini-Hochberg by scipy)."""
-    one = paired(np.zeros(100), np.array([1.0] * 62 + [-1.0] * 38) * 0.1)
+    one = compare_paired(np.zeros(100), np.array([1.0] * 62 + [-1.0] * 38) * 0.1)
     assert 0.01 < one.p < 0.05
-    none = paired(np.zeros(100), np.array([1.0, -1.0] * 50))
-    assert verdicts([(one, True)])[0][0] == "better"
-    said = verdicts([(one, True)] + [(none, True)] * 39)
+    none = compare_paired(np.zeros(100), np.array([1.0, -1.0] * 50))
+    assert adjusted_verdicts([(one, True)])[0][0] == "better"
+    said = adjusted_verdicts([(one, True)] + [(none, True)] * 39)
     assert {verdict for verdict, *_ in said} == {"no evidence"}
     assert [p for _, p, _ in said] == pytest.approx(stats.false_discovery_control([one.p] + [none.p] * 39))
 
 
 def test_nothing_that_could_be_compared_gives_no_comparison():
     """Law: one document, or a cluster with half of them, says nothing; equal documents are no evidence of any effect."""
-    assert paired(np.array([0.0]), np.array([1.0])) == "too few documents"
+    assert compare_paired(np.array([0.0]), np.array([1.0])) == "too few documents"
     for largest, said in ((30, "100 %"), (20, "67 %"), (15, "50 %")):
         names = ["a"] * largest + [str(i) for i in range(30 - largest)]
-        assert paired(np.zeros(30), np.ones(30), names) == f"one cluster holds {said} of the documents"
-    equal = paired(np.ones(30), np.ones(30))
-    assert (equal.p, equal.gained, verdicts([(equal, True)])) == (1.0, 0, [("no evidence", 1.0, None)])
+        assert (
+            compare_paired(np.zeros(30), np.ones(30), names) == f"one cluster holds {said} of the documents"
+        )
+    equal = compare_paired(np.ones(30), np.ones(30))
+    assert (equal.p, equal.gained, adjusted_verdicts([(equal, True)])) == (
+        1.0,
+        0,
+        [("no evidence", 1.0, None)],
+    )
 
 
 def test_the_stated_difference_is_the_one_that_the_correction_finds():
     """Law: among m scores a lone change needs p below 5 % / m, so the stated one grows as Student's quantile does."""
-    one = paired(*values(200))
+    one = compare_paired(*values(200))
     for count in (1, 5, 60):
-        (_, _, stated), *_ = verdicts([(one, True)] * count)
+        (_, _, stated), *_ = adjusted_verdicts([(one, True)] * count)
         law = stats.t(199)
         expected = (law.ppf(1 - 0.025 / count) + law.ppf(0.8)) * one.stderr
         assert stated == pytest.approx(expected)
@@ -130,7 +143,7 @@ def test_few_flips_are_no_proof_of_a_small_drop(count, gained):
     """Law: a true drop just beyond the limit passes in at most 6 %, exactly computed, also where documents flip one way."""
 
     def passes(up, down):
-        return interval(estimate(count, up, down), 0.95)[0] >= -0.02
+        return confidence_interval(estimate(count, up, down), 0.95)[0] >= -0.02
 
     assert share(count, gained, gained + 0.021, passes) <= 0.06
 
@@ -140,7 +153,7 @@ def test_an_interval_of_few_documents_covers_the_truth(gained, lost):
     """Law: with 18 documents of which 5 % flip, the 95 % interval holds the true difference in at least 93 %."""
 
     def covers(up, down):
-        low, high = interval(estimate(18, up, down), 0.975)
+        low, high = confidence_interval(estimate(18, up, down), 0.975)
         return low <= gained - lost <= high
 
     assert share(18, gained, lost, covers) >= 0.93
@@ -149,9 +162,13 @@ def test_an_interval_of_few_documents_covers_the_truth(gained, lost):
 def test_where_no_document_differs_an_interval_has_a_width():
     """Law: of n independent values or clusters none differs by chance in 5 %, if 1 - 0.05^(1/n) of all do, each by the span."""
     same = np.linspace(0, 4, 100)
-    assert interval(paired(same, same), 0.95) == pytest.approx((-4 * (1 - 0.05**0.01), 4 * (1 - 0.05**0.01)))
+    assert confidence_interval(compare_paired(same, same), 0.95) == pytest.approx(
+        (-4 * (1 - 0.05**0.01), 4 * (1 - 0.05**0.01))
+    )
     right, names = np.tile([0.0, 1.0], 100), np.arange(200) % 20
-    alone, alike = (interval(paired(right, right, which), 0.95)[1] for which in (None, names))
+    alone, alike = (
+        confidence_interval(compare_paired(right, right, which), 0.95)[1] for which in (None, names)
+    )
     assert alone == pytest.approx(1.653**2 / (200 + 1.653**2), rel=1e-3)
     assert alike == pytest.approx(1.729**2 / (20 + 1.729**2), rel=1e-3)
 
@@ -161,10 +178,10 @@ def test_an_interval_holds_the_difference_and_is_symmetrical(count, gained, lost
     """Law: exchanged checkpoints give the opposite interval; it holds what was seen, and no less confidence is wider."""
     gained = min(gained, count)
     lost = min(lost, count - gained)
-    low, high = interval(estimate(count, gained, lost), 0.95)
-    assert interval(estimate(count, lost, gained), 0.95) == pytest.approx((-high, -low), abs=1e-9)
+    low, high = confidence_interval(estimate(count, gained, lost), 0.95)
+    assert confidence_interval(estimate(count, lost, gained), 0.95) == pytest.approx((-high, -low), abs=1e-9)
     assert -1 <= low <= (gained - lost) / count <= high <= 1
-    wider = interval(estimate(count, gained, lost), 0.99)
+    wider = confidence_interval(estimate(count, gained, lost), 0.99)
     assert wider[0] <= low + 1e-9
     assert wider[1] >= high - 1e-9
 
@@ -183,7 +200,7 @@ def test_without_an_effect_one_in_twenty_is_rejected(clusters, largest, lowest, 
         if largest:
             names[: int(largest * 600)] = 0
         shared = 0.0 if names is None else rng.normal(size=clusters)[names]
-        rejected += paired(np.zeros(600), rng.normal(size=600) + shared, names).p < 0.05
+        rejected += compare_paired(np.zeros(600), rng.normal(size=600) + shared, names).p < 0.05
     assert lowest <= rejected / 400 <= highest
 
 
@@ -280,14 +297,14 @@ def test_the_overall_verdict_is_that_of_the_mean_of_tasks():
     rng = np.random.default_rng(5)
     pairs = [(rng.random(40) < 0.5).astype(float) for _ in range(60)]
     flips = [np.where(rng.random(40) < 0.16, rng.random(40) < 0.66, one) for one in pairs]
-    parts = [paired(a, b) for a, b in zip(pairs, flips, strict=True)]
+    parts = [compare_paired(a, b) for a, b in zip(pairs, flips, strict=True)]
     scores = [(f"t{i}", True, (0.5, 0.5), one) for i, one in enumerate(parts)]
     more = [
         ("t0", True, (0.1, 0.1), parts[1]),
         ("pages", False, (0.5, 0.5), parts[1]),
         ("long", True, (7, 8), parts[1]),
     ]
-    found = overall([*scores, *more])
+    found = overall_difference([*scores, *more])
     assert (found["tasks"], found["of"], found["verdict"]) == (60, 60, "better")
     assert found["difference"] == pytest.approx(
         np.mean([b.mean() - a.mean() for a, b in zip(pairs, flips, strict=True)])
@@ -296,17 +313,21 @@ def test_the_overall_verdict_is_that_of_the_mean_of_tasks():
         sum(int((s * (b - a) > 0).sum()) for a, b in zip(pairs, flips, strict=True)) for s in (1, -1)
     )
     assert f"{found['difference']:+.4f} ± {found['reach']:.4f} over 60 tasks: better" == found["words"]
-    assert overall([*scores, ("z", True, (0.5, 0.5), None)])["words"].endswith("over 60 of 61 tasks: better")
-    assert overall([("z", True, (0.5, 0.5), None)])["verdict"] == "not comparable"
+    assert overall_difference([*scores, ("z", True, (0.5, 0.5), None)])["words"].endswith(
+        "over 60 of 61 tasks: better"
+    )
+    assert overall_difference([("z", True, (0.5, 0.5), None)])["verdict"] == "not comparable"
 
 
 def test_one_task_pooled_is_the_one_sample_t_test():
     """Law: of one task p, degrees and interval are scipy's, of the differences."""
     before, after = values(80)
-    found, expected = pooled([paired(before, after)]), stats.ttest_1samp(after - before, 0)
+    found, expected = pool_differences([compare_paired(before, after)]), stats.ttest_1samp(after - before, 0)
     assert found.p == pytest.approx(expected.pvalue, rel=1e-9)
     assert found.degrees == pytest.approx(79)
-    assert interval(found, 0.975) == pytest.approx(tuple(expected.confidence_interval(0.95)), rel=1e-9)
+    assert confidence_interval(found, 0.975) == pytest.approx(
+        tuple(expected.confidence_interval(0.95)), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("sizes", [(30, 30, 400, 2000), (25,) * 60, (164, 14_000)])
@@ -323,8 +344,8 @@ def test_pooled_tasks_of_unlike_size_are_rejected_once_in_twenty_without_an_effe
             parts.append(
                 Paired(size, rng.normal(0, spread / size**0.5), variance, size - 1.0, 1.0, None, None)
             )
-        one = pooled(parts)
-        low, high = interval(one, 0.975)
+        one = pool_differences(parts)
+        low, high = confidence_interval(one, 0.975)
         assert (one.p < 0.05) == (not low <= 0 <= high)
         missed += one.p < 0.05
     assert 0.035 < missed / 2000 < 0.065
@@ -353,7 +374,7 @@ def row(
 
 
 def said(rows, **rule):
-    return outcome_of(judge(Policy.model_validate({"rule": [rule]}), rows))
+    return outcome_of(judge_rows(Policy.model_validate({"rule": [rule]}), rows))
 
 
 @pytest.mark.parametrize(
@@ -401,7 +422,7 @@ def test_a_rule_passes_is_broken_or_cannot_be_decided(rows, rule, outcome):
 def test_a_score_of_a_glob_is_never_passed_over(after, rule, line, failed):
     """Law: what the baseline has and the checkpoint lacks is said; it fails where it is required; critical rules alone fail."""
     rows = [row("a", 0.5, after), row("b", 0.5, 0.5)]
-    rulings = judge(Policy.model_validate({"rule": [{"task": "*", "max_drop": 0.02, **rule}]}), rows)
+    rulings = judge_rows(Policy.model_validate({"rule": [{"task": "*", "max_drop": 0.02, **rule}]}), rows)
     assert rulings[0].line.startswith(line)
     assert [one.has_failed for one in rulings] == [failed, False]
 
@@ -412,7 +433,7 @@ def test_a_glob_over_equal_scores_seldom_says_regression():
     policy, false = Policy.model_validate({"rule": [{"task": "*", "max_drop": 0.0}]}), 0
     for _ in range(100):
         rows = [row(str(i), 0.5, 0.5 + 0.01 * rng.normal()) for i in range(60)]
-        false += outcome_of(judge(policy, rows)) == "regression"
+        false += outcome_of(judge_rows(policy, rows)) == "regression"
     assert false <= 10
 
 
@@ -427,7 +448,7 @@ def test_a_group_is_judged_by_its_own_verdict_and_no_glob_means_the_mean_of_a_su
     assert said(rows, task="*", max_drop=0.05) == "pass"
     assert said(rows, task="own", max_drop=0.05) == "regression"
     unlike = row("g", 0.5, 0.49, leaves=("a",), why="its score is not a mean over its tasks")
-    (ruling,) = judge(Policy.model_validate({"rule": [{"task": "g", "max_drop": 0.05}]}), [unlike])
+    (ruling,) = judge_rows(Policy.model_validate({"rule": [{"task": "g", "max_drop": 0.05}]}), [unlike])
     assert (ruling.outcome, ruling.why) == (
         "undecidable",
         "not comparable: its score is not a mean over its tasks",
@@ -438,7 +459,7 @@ def test_rules_name_scores_by_globs_and_metrics():
     """Law: a rule holds for each task of its glob, and for the metric that it names, with or without a filter."""
     rows = [row("m_x", 0.5, 0.5), row("m_y", 0.5, 0.5), row("z", 0.5, 0.5, metric="exact_match,strict")]
     assert [
-        r.task for r in judge(Policy.model_validate({"rule": [{"task": "m_*", "at_least": 0}]}), rows)
+        r.task for r in judge_rows(Policy.model_validate({"rule": [{"task": "m_*", "at_least": 0}]}), rows)
     ] == ["m_x", "m_y"]
     for metric in (None, "exact_match", "exact_match,strict"):
         assert said(rows, task="z", metric=metric, at_least=0.4) == "pass"

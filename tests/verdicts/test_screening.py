@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, optimize, stats
 
-from coordinator.verdicts import screening
-from coordinator.verdicts.screening import (
+from coordinator.decide.verdicts import screening
+from coordinator.decide.verdicts.screening import (
     WORST_FLIPS,
     Question,
     asking_order,
     detectable_change,
     documents_needed,
-    judge,
+    judge_screening,
 )
 
 TWO_POINTS = Question(max_drop=0.02)
@@ -62,7 +62,7 @@ def test_each_document_is_in_a_prefix_as_often_as_any_other():
     st.lists(st.sampled_from([-1.0, 0.0, 1.0]), min_size=2, max_size=300), st.sampled_from([0.005, 0.02, 0.1])
 )
 def test_a_whole_set_is_exact(values, max_drop):
-    said = judge(np.array(values), len(values), Question(max_drop=max_drop))
+    said = judge_screening(np.array(values), len(values), Question(max_drop=max_drop))
     assert said.low == said.high == said.difference == pytest.approx(np.mean(values))
     assert said.is_settled
     assert (said.verdict == "not worse") == (said.difference >= -max_drop)
@@ -71,7 +71,7 @@ def test_a_whole_set_is_exact(values, max_drop):
 @given(st.lists(st.sampled_from([-1.0, 0.0, 1.0]), min_size=1, max_size=100), st.integers(1, 5000))
 def test_the_interval_is_symmetric_and_stays_open_to_the_documents_left(values, left):
     some = np.array(values)
-    one, other = (judge(sign * some, len(values) + left, TWO_POINTS) for sign in (1, -1))
+    one, other = (judge_screening(sign * some, len(values) + left, TWO_POINTS) for sign in (1, -1))
     assert (one.low, one.high, one.difference) == pytest.approx((-other.high, -other.low, -other.difference))
     assert one.low < one.difference < one.high
 
@@ -80,7 +80,7 @@ def test_more_documents_and_fewer_looks_make_a_narrower_interval():
     some = np.random.default_rng(1).permutation(flips(5000, 0.1, 0.0))
 
     def width(asked, apart=1):
-        said = judge(some[:asked], 5000, TWO_POINTS, apart=apart)
+        said = judge_screening(some[:asked], 5000, TWO_POINTS, apart=apart)
         return said.high - said.low
 
     widths = [width(asked) for asked in (50, 200, 1000, 2500, 4900, 5000)]
@@ -120,7 +120,7 @@ def verdicts(values, looks, draws, question=TWO_POINTS, seed=1):
     for _ in range(draws):
         some = rng.permutation(values)
         said = [
-            judge(some[:asked], count, question, apart=apart)
+            judge_screening(some[:asked], count, question, apart=apart)
             for asked in [*range(apart, count, apart), count]
         ]
         first = next((one for one in said if one.verdict != "open"), said[-1])
@@ -146,13 +146,13 @@ def test_where_nothing_changed_a_large_set_is_asked_in_part_and_a_small_one_is_n
     assert np.mean([asked for *_, asked in large]) < 0.3 * 8000
     rng = np.random.default_rng(2)
     drawn = [rng.choice([-1.0, 0.0, 1.0], 164, p=[0.06, 0.88, 0.06]) for _ in range(300)]
-    worse = sum(judge(one, 164, TWO_POINTS).verdict == "worse" for one in drawn)
+    worse = sum(judge_screening(one, 164, TWO_POINTS).verdict == "worse" for one in drawn)
     assert worse <= stats.binom.ppf(0.99, 300, 0.05)
 
 
 def test_documents_that_agree_so_far_are_not_told_to_agree_for_ever():
     """1 % of documents are lost, all of them at the end of the order: the first hundreds do not settle 0.5 %."""
-    said = judge(np.zeros(150), 10_000, Question(max_drop=0.005))
+    said = judge_screening(np.zeros(150), 10_000, Question(max_drop=0.005))
     assert said.verdict == "open"
     assert said.low < -0.01
 
@@ -161,8 +161,8 @@ def test_clusters_that_move_together_are_no_evidence_of_a_drop():
     """Ten of 300 documents are lost: beyond chance one by one, and not if they are one passage."""
     values, one_passage = np.zeros(300), np.arange(300)
     values[:10], one_passage[:10] = -1, 0
-    assert judge(values, 300, TWO_POINTS).verdict == "worse"
-    assert judge(values, 300, TWO_POINTS, clusters=one_passage).verdict == "open"
+    assert judge_screening(values, 300, TWO_POINTS).verdict == "worse"
+    assert judge_screening(values, 300, TWO_POINTS, clusters=one_passage).verdict == "open"
 
 
 @pytest.mark.parametrize(
@@ -175,8 +175,8 @@ def test_a_question_that_has_no_answer_is_refused(bad):
 
 def test_more_differences_than_documents_are_refused():
     with pytest.raises(ValueError, match="11 differences of 10 documents"):
-        judge(np.zeros(11), 10, TWO_POINTS)
-    assert judge(np.zeros(0), 10, TWO_POINTS).verdict == "open"
+        judge_screening(np.zeros(11), 10, TWO_POINTS)
+    assert judge_screening(np.zeros(0), 10, TWO_POINTS).verdict == "open"
 
 
 @pytest.mark.parametrize("share", [0.05, 0.2, WORST_FLIPS])

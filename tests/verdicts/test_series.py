@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.verdicts.series import ALPHA, FEWEST, heights, worse, yardsticks
+from coordinator.decide.verdicts.series import ALPHA, MIN_CHECKPOINTS, cusum_heights, find_worse, yardsticks
 
 LEVEL = ALPHA / 40 / 60  # of one of 40 tasks in 60 checkpoints
 
@@ -29,7 +29,7 @@ def test_a_lasting_drop_is_found_and_dated():
     for at in range(15, 45):
         values, documents = drawn(rng, 4, at + 3)
         values[:, at:] -= 2 * 2.8 * np.sqrt(2)
-        for said in worse(values, documents, LEVEL):
+        for said in find_worse(values, documents, LEVEL):
             found.append(len(said) == 1 and said[0].found >= at)
             if found[-1]:
                 assert said[0].low <= said[0].since <= said[0].high <= said[0].found
@@ -47,14 +47,14 @@ def test_few_series_without_a_drop_are_ever_worse(documents, alike, length, hori
     and where neighbours scatter alike by 0.6.
     """
     values, sampling = drawn(np.random.default_rng(2), 1000, length, documents=documents, alike=alike)
-    assert (heights(values, sampling, ALPHA / horizon) > 1).any(-1).mean() <= ALPHA
+    assert (cusum_heights(values, sampling, ALPHA / horizon) > 1).any(-1).mean() <= ALPHA
 
 
 def test_a_small_drop_that_lasts_is_found_however_old_it_is():
     """Law: a drop of 3 standard deviations, too small for the first ten checkpoints after it, is found and dated later."""
     values, documents = drawn(np.random.default_rng(8), 40, 200)
     values[:, 80:] -= 3
-    said = worse(values, documents, ALPHA / 60 / 100)
+    said = find_worse(values, documents, ALPHA / 60 / 100)
     assert np.mean([bool(one) for one in said]) >= 0.95
     assert max(one[0].found for one in said if one) > 90
     assert np.mean([one[0].low <= 80 <= one[0].high for one in said if one]) >= 0.8
@@ -67,7 +67,7 @@ def test_forty_documents_without_a_drop_are_never_worse():
     values = right.mean(-1)
     flips = np.diff(right.astype(float), axis=1)
     sampling = np.concatenate([np.zeros((200, 1)), flips.var(-1, ddof=1) / 40], 1)
-    assert (heights(values, sampling, LEVEL) > 1).sum() <= 1
+    assert (cusum_heights(values, sampling, LEVEL) > 1).sum() <= 1
 
 
 @settings(max_examples=8)
@@ -76,27 +76,27 @@ def test_a_later_checkpoint_changes_no_verdict(seed, at, drop):
     """Law: what a series says up to a checkpoint is what it said at that checkpoint."""
     values, documents = drawn(np.random.default_rng(seed), 1, 40)
     values[:, at:] -= drop
-    (all_of_it,) = worse(values, documents, 1e-3)
+    (all_of_it,) = find_worse(values, documents, 1e-3)
     for length in (6, 9, 12, 20, 21, 22, 31):
-        (then,) = worse(values[:, :length], documents[:, :length], 1e-3)
+        (then,) = find_worse(values[:, :length], documents[:, :length], 1e-3)
         assert then == [one for one in all_of_it if one.found < length]
 
 
 def test_the_first_checkpoints_have_no_verdict():
     """Law: with fewer than FEWEST earlier checkpoints there is neither a verdict nor a yardstick, however far a score falls."""
     values = np.array([[0.5, 0.51, 0.5, 0.52, 0.51, 0.0, 0.0]])
-    assert worse(values[:, :FEWEST], np.zeros((1, FEWEST)), LEVEL) == [[]]
+    assert find_worse(values[:, :MIN_CHECKPOINTS], np.zeros((1, MIN_CHECKPOINTS)), LEVEL) == [[]]
     means, errors = yardsticks(values, np.zeros((1, 7)))
-    assert np.isnan(means[0, :FEWEST]).all()
-    assert np.isfinite((means[0, FEWEST], errors[0, FEWEST])).all()
+    assert np.isnan(means[0, :MIN_CHECKPOINTS]).all()
+    assert np.isfinite((means[0, MIN_CHECKPOINTS], errors[0, MIN_CHECKPOINTS])).all()
 
 
 def test_where_nothing_ever_differed_there_is_no_yardstick():
     """Law: equal scores without a known error prove nothing, so a first change is no verdict."""
     values = np.full((1, 20), 0.5)
-    assert worse(values, np.zeros((1, 20)), LEVEL) == [[]]
+    assert find_worse(values, np.zeros((1, 20)), LEVEL) == [[]]
     values[:, 12:] = 0.4
-    assert worse(values, np.zeros((1, 20)), LEVEL) == [[]]
+    assert find_worse(values, np.zeros((1, 20)), LEVEL) == [[]]
 
 
 @settings(max_examples=8)
@@ -109,7 +109,10 @@ def test_another_unit_says_the_same(seed, unit, shift):
         yardsticks(v, d)[1] for v, d in ((values, documents), (unit * values + shift, unit**2 * documents))
     )
     assert other == pytest.approx(unit * one, rel=1e-5, nan_ok=True)
-    said, again = worse(values, documents, LEVEL), worse(unit * values + shift, unit**2 * documents, LEVEL)
+    said, again = (
+        find_worse(values, documents, LEVEL),
+        find_worse(unit * values + shift, unit**2 * documents, LEVEL),
+    )
     assert [(v.found, v.since, v.low, v.high) for v in said[0]] == [
         (v.found, v.since, v.low, v.high) for v in again[0]
     ]
@@ -134,4 +137,4 @@ def test_after_a_verdict_a_series_begins_anew():
     values, documents = drawn(np.random.default_rng(6), 1, 60)
     values[:, 20:] -= 15
     values[:, 45:] -= 15
-    assert [v.since for v in worse(values, documents, LEVEL)[0]] == [20, 45]
+    assert [v.since for v in find_worse(values, documents, LEVEL)[0]] == [20, 45]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.verdicts.signal import RAREST, Signal, cadences, signal_of
+from coordinator.decide.verdicts.signal import MAX_INTERVAL, Signal, asking_cadences, signal_of
 
 
 def published(models, last):
@@ -50,24 +50,24 @@ TASKS = st.dictionaries(
 
 @given(TASKS)
 def test_no_task_is_asked_more_rarely_than_the_rarest_and_unknown_ones_each_time(tasks):
-    found = cadences(tasks)
+    found = asking_cadences(tasks)
     assert found.keys() == tasks.keys()
-    assert all(1 <= often <= RAREST for often in found.values())
+    assert all(1 <= often <= MAX_INTERVAL for often in found.values())
     assert all(found[name] == 1 for name, (signal, _) in tasks.items() if signal is None)
 
 
 @given(TASKS)
 def test_the_share_of_seconds_is_kept_unless_all_are_as_rare_as_they_may_be(tasks):
-    found = cadences(tasks)
+    found = asking_cadences(tasks)
     spent = sum(seconds / found[name] for name, (_, seconds) in tasks.items())
     total = sum(seconds for _, seconds in tasks.values())
     known = [name for name, (signal, seconds) in tasks.items() if signal is not None and seconds > 0]
-    assert spent <= 0.5 * total * (1 + 1e-9) or all(found[name] == RAREST for name in known)
+    assert spent <= 0.5 * total * (1 + 1e-9) or all(found[name] == MAX_INTERVAL for name in known)
 
 
 def test_a_task_that_tells_more_for_its_seconds_is_asked_more_often():
     clear, dull = Signal(0.5, 0.01), Signal(0.1, 0.04)
-    found = cadences(
+    found = asking_cadences(
         {
             "clear and cheap": (clear, 10.0),
             "clear and dear": (clear, 1000.0),
@@ -76,4 +76,4 @@ def test_a_task_that_tells_more_for_its_seconds_is_asked_more_often():
         }
     )
     assert found["clear and cheap"] == 1
-    assert 1 <= found["clear and dear"] < found["dull and dear"] <= found["says nothing"] == RAREST
+    assert 1 <= found["clear and dear"] < found["dull and dear"] <= found["says nothing"] == MAX_INTERVAL

@@ -15,7 +15,7 @@ MEMORY, FAILED = b"m", b"f"  # first byte of a message other than a pass
 _MOST_REASON: Final = 400  # characters
 
 
-def judge(source: str, token: bytes) -> bytes:
+def judge_program(source: str, token: bytes) -> bytes:
     """Return `token` if the program passes its test, which `source` ends with; otherwise MEMORY or FAILED with the reason."""
     try:
         _run_test(source)

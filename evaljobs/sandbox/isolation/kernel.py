@@ -44,7 +44,7 @@ MNT_DETACH = 2
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
 
 
-def call(name: str, *args: int | bytes | ctypes.Array[ctypes.c_char] | None) -> int:
+def syscall(name: str, *args: int | bytes | ctypes.Array[ctypes.c_char] | None) -> int:
     """Make one system call by name. Raise OSError with the kernel's errno if it fails."""
     if MACHINE not in _COLUMN:
         raise OSError(f"no system call table for {MACHINE}")
@@ -63,7 +63,7 @@ def call(name: str, *args: int | bytes | ctypes.Array[ctypes.c_char] | None) -> 
 
 def prctl(option: int, value: int) -> None:
     """Set an attribute of this process, as the manual page of prctl has it."""
-    call("prctl", option, value, 0, 0, 0)
+    syscall("prctl", option, value, 0, 0, 0)
 
 
 def map_ids(inner: int, outer_uid: int, outer_gid: int) -> None:
@@ -88,7 +88,7 @@ def write_proc(path: str, text: str) -> None:
 def drop_capabilities() -> None:
     """Empty every capability set of this process."""
     header = struct.pack("Ii", 0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process
-    call("capset", header, bytes(24))
+    syscall("capset", header, bytes(24))
 
 
 # --- mounts -------------------------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def drop_capabilities() -> None:
 
 def mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
     """Attach or change a mount, as the manual page of mount has it."""
-    call("mount", source.encode(), target.encode(), kind and kind.encode(), flags, data and data.encode())  # type: ignore[arg-type]
+    syscall("mount", source.encode(), target.encode(), kind and kind.encode(), flags, data and data.encode())  # type: ignore[arg-type]
 
 
 def mount_proc() -> None:
@@ -222,7 +222,7 @@ def install_seccomp() -> None:
     program = seccomp_program().replace(struct.pack("I", _OWN_PID), struct.pack("I", os.getpid()))
     array = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(array))
-    call("seccomp", 1, 0, header)  # SECCOMP_SET_MODE_FILTER
+    syscall("seccomp", 1, 0, header)  # SECCOMP_SET_MODE_FILTER
 
 
 # --- Landlock -----------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def landlock_ruleset(readable: Iterable[str], writable: Iterable[str]) -> int:
     It denies everything that this kernel's version can (uapi/linux/landlock.h). Raise OSError without Landlock, and before
     Linux 6.2, whose Landlock lets a file opened for reading be truncated.
     """
-    abi = call("landlock_create_ruleset", None, 0, 1)
+    abi = syscall("landlock_create_ruleset", None, 0, 1)
     if abi < 3:
         raise OSError(errno.ENOSYS, "Landlock does not handle O_TRUNC before Linux 6.2")
     bits = 15 + (abi >= 5)  # IOCTL_DEV
@@ -246,7 +246,7 @@ def landlock_ruleset(readable: Iterable[str], writable: Iterable[str]) -> int:
     if abi >= 6:
         words.append(3)  # abstract sockets and signals stay inside
     attributes = struct.pack(f"{len(words)}Q", *words)
-    ruleset = call("landlock_create_ruleset", attributes, len(attributes), 0)
+    ruleset = syscall("landlock_create_ruleset", attributes, len(attributes), 0)
     wanted = [(path, READ_FILE | READ_DIR) for path in readable]
     wanted += [(path, READ_FILE | WRITE_FILE) for path in writable]
     for path, access in wanted:
@@ -254,7 +254,7 @@ def landlock_ruleset(readable: Iterable[str], writable: Iterable[str]) -> int:
             fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
             try:
                 rights = access if os.path.isdir(path) else access & ~READ_DIR
-                call("landlock_add_rule", ruleset, 1, struct.pack("=Qi", rights, fd), 0)
+                syscall("landlock_add_rule", ruleset, 1, struct.pack("=Qi", rights, fd), 0)
             finally:
                 os.close(fd)
     return ruleset

@@ -29,7 +29,7 @@ from evaljobs.sandbox.records import (
     SandboxUnavailableError,
     Verdict,
     job_of,
-    refused,
+    refused_verdict,
 )
 
 _START_SECONDS: Final = 60.0  # longest start: a cold interpreter on slow storage
@@ -156,7 +156,7 @@ class _Lanes:
         try:
             job = job_of(program)
         except (ValueError, TypeError) as error:
-            return refused(program.id, str(error))
+            return refused_verdict(program.id, str(error))
         verdict, reason, seconds = self._run(job)
         return Verdict(
             id=program.id,

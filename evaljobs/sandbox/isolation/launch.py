@@ -75,7 +75,7 @@ def enter_namespaces(*, user: bool) -> None:
     uid, gid = os.getuid(), os.getgid()
     flags = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC
     flags |= kernel.CLONE_NEWUTS | kernel.CLONE_NEWCGROUP | (kernel.CLONE_NEWUSER if user else 0)
-    kernel.call("unshare", flags)
+    kernel.syscall("unshare", flags)
     if user:
         kernel.map_ids(_NOBODY, uid, gid)
     child = os.fork()
@@ -85,7 +85,7 @@ def enter_namespaces(*, user: bool) -> None:
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
 
-def inside(path: str) -> str:
+def path_inside(path: str) -> str:
     """Return a path's location in the private root: a program's own /tmp would hide what is below /tmp."""
     return f"/of{path}" if path.startswith("/tmp/") else path
 
@@ -96,13 +96,13 @@ def build_root(readable: list[str]) -> None:
     kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
     os.mkdir("/tmp/old")
     os.chdir("/tmp")
-    kernel.call("pivot_root", b".", b"old")
+    kernel.syscall("pivot_root", b".", b"old")
     os.chdir("/")
     for link in ("/lib", "/lib64"):
         if os.path.islink("/old" + link):
             os.symlink(os.readlink("/old" + link), link)
     for path in (*readable, *_DEVICES):
-        source, place = "/old" + path, inside(path)
+        source, place = "/old" + path, path_inside(path)
         if not os.path.exists(source) or os.path.exists(place):
             continue
         if os.path.isdir(source):
@@ -115,11 +115,11 @@ def build_root(readable: list[str]) -> None:
         os.makedirs(folder, exist_ok=True)
     os.symlink("/tmp", "/dev/shm")
     kernel.mount_proc()
-    kernel.call("umount2", b"/old", kernel.MNT_DETACH)
+    kernel.syscall("umount2", b"/old", kernel.MNT_DETACH)
     os.rmdir("/old")
     flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
     kernel.mount("none", "/", None, flags)
-    sys.path[:] = map(inside, sys.path)
+    sys.path[:] = map(path_inside, sys.path)
 
 
 def drop_root() -> None:
@@ -162,7 +162,7 @@ def leave_root(level: str, readable: list[str]) -> bool:
     return made
 
 
-def isolate(level: str) -> list[str]:
+def isolate_process(level: str) -> list[str]:
     """Isolate this process and return the paths that its programs may read.
 
     With namespaces it keeps its rights over its own user namespace, to give each program a fresh /tmp; programs drop them.
@@ -170,7 +170,7 @@ def isolate(level: str) -> list[str]:
     readable = readable_paths()
     made = os.geteuid() == 0 and leave_root(level, readable)
     if level == "namespaces" and made:
-        kernel.call("unshare", kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS)
+        kernel.syscall("unshare", kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS)
         kernel.map_ids(_NOBODY, _NOBODY, _NOBODY)
     elif level == "namespaces":
         enter_namespaces(user=True)
@@ -179,7 +179,7 @@ def isolate(level: str) -> list[str]:
         kernel.drop_capabilities()
     os.chdir("/")
     if made or level == "namespaces":
-        readable = list(map(inside, readable))
+        readable = list(map(path_inside, readable))
         kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # no program may use /proc or ptrace on this process
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
@@ -193,10 +193,10 @@ def main(config: dict[str, Any]) -> None:
     os.close(config["fd"])
     sys.path += config["packages"]
     try:
-        zygote.preload()
+        zygote.preload_modules()
         with contextlib.suppress(OSError):
             kernel.write_proc("/proc/self/oom_score_adj", "1000")  # programs end before other jobs
-        readable = isolate(config["level"])
+        readable = isolate_process(config["level"])
         lane = zygote.Zygote(level=config["level"], job=job, readable=readable)
     except OSError as error:
         job.sendall(json.dumps({"error": str(error)}).encode() + b"\n")

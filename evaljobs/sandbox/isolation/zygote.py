@@ -6,7 +6,7 @@ Rule: this process reads a job's header, never a program or a test; the program'
 rest from the same socket. So no later program can find an earlier test in inherited memory. Started
 by `launch`.
 
-A job is HEADER, then the body, JSON for `execute.judge`. Each answer is a line of JSON: {"ready"}
+A job is HEADER, then the body, JSON for `execute.judge_program`. Each answer is a line of JSON: {"ready"}
 or {"error"} once, then {"verdict", "reason", "seconds"} per job, once its process is reaped.
 """
 
@@ -31,7 +31,7 @@ from evaljobs.sandbox.isolation import execute, kernel
 
 HEADER: Final = struct.Struct("!III?")  # bytes of the body, timeout in ms, address space in MiB, numpy
 FILE_BYTES: Final = 16 << 20
-SCRATCH: Final = "size=64m,nr_inodes=4096,mode=700"
+SCRATCH_OPTIONS: Final = "size=64m,nr_inodes=4096,mode=700"
 _READY: Final = b"r"  # the program's process is isolated and has read its job: the clock starts
 _ANSWER_FD: Final = 3
 _THREADS: Final = 64
@@ -57,7 +57,7 @@ _write: Final = os.write
 _leave: Final = os._exit
 
 
-def preload() -> None:
+def preload_modules() -> None:
     """Import what most programs import, once for all of them."""
     for name in _PRELOADED:
         __import__(name)
@@ -118,7 +118,7 @@ class Zygote:
         os.kill(program, signal.SIGKILL)  # one that has ended is a zombie until the next line
         _, status = os.waitpid(program, 0)
         if self._private:
-            kernel.call("umount2", b"/tmp", kernel.MNT_DETACH)
+            kernel.syscall("umount2", b"/tmp", kernel.MNT_DETACH)
             _mount_scratch()
         return *_conclude(message, token, status), time.monotonic() - start
 
@@ -153,7 +153,7 @@ class Zygote:
             source = json.loads(receive_exactly(self._job, length) or b"")
             self._shut_in(answer, timeout, memory)
             _write(_ANSWER_FD, _READY)
-            _write(_ANSWER_FD, execute.judge(source, token))
+            _write(_ANSWER_FD, execute.judge_program(source, token))
         finally:
             _leave(0)
 
@@ -163,7 +163,7 @@ class Zygote:
             os.chdir("/tmp")
             kernel.drop_capabilities()
         if self._ruleset is not None:  # a domain of its own: it cannot trace or signal the zygote
-            kernel.call("landlock_restrict_self", self._ruleset, 0)
+            kernel.syscall("landlock_restrict_self", self._ruleset, 0)
         os.dup2(answer, _ANSWER_FD)
         os.closerange(_ANSWER_FD + 1, 256)
         random.seed(0)  # a fork seeds anew; a program that draws numbers gets the same verdict each time
@@ -190,7 +190,7 @@ def _conclude(message: bytes | None, token: bytes, status: int) -> tuple[str, st
 
 def _mount_scratch() -> None:
     """Mount the program's own folder for files."""
-    kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, SCRATCH)
+    kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, SCRATCH_OPTIONS)
 
 
 def receive_exactly(sock: socket.socket, size: int) -> bytes | None:

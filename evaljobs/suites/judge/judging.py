@@ -19,7 +19,7 @@ import datasets
 
 from evaljobs.errors import OperatorError
 from evaljobs.judges.judgement import Ask, Form
-from evaljobs.lmeval.conversations import turns
+from evaljobs.lmeval.conversations import turn_answers
 from evaljobs.lmeval.hooks import JUDGES
 
 HERE = Path(__file__).resolve().parent
@@ -71,7 +71,7 @@ def _read(name: str) -> list[dict[str, Any]]:
 
 def single(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, float]:
     """Return `judge_score`: mean of both turns' ratings, 1 to 10; `judge_score_turn1` and `…_turn2`: that turn's."""
-    said = turns(results[0])
+    said = turn_answers(results[0])
     first = _ask("single", "rating", doc, turn=1, answer=said[0])
     second = _ask("single", "rating", doc, turn=2, answer_1=said[0], answer_2=said[1])
     ratings = [reply.value for reply in JUDGES.ask([first, second])]
@@ -82,7 +82,7 @@ def pair(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, float]:
     """Return `win_rate` against the baseline's answers, mean of both turns: 1 won in both orders, 0 lost in both, otherwise
     0.5 (a tie, as FastChat counts); `win_rate_turn1` and `…_turn2`: that turn's.
     """
-    own, other = turns(results[0]), doc["baseline"]
+    own, other = turn_answers(results[0]), doc["baseline"]
     asks = [_compare(doc, turn, a, b) for turn in (1, 2) for a, b in ((own, other), (other, own))]
     winners = [reply.value for reply in JUDGES.ask(asks)]
     return _metrics("win_rate", [_outcome(winners[:2]), _outcome(winners[2:])])

@@ -25,7 +25,7 @@ LENGTHS = (
 )  # of config.json, as lm-eval's hf class reads them
 
 
-def load(
+def load_endpoint(
     model_class: Any, model_path: str, options: ModelOptions, *, import_seconds: float
 ) -> EndpointEngine:
     """Make lm-eval's class with the tokenizer in the folder `model_path`."""

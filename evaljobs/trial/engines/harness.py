@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from evaljobs.contract.engine_traits import DYNAMIC, growing_rope
 from evaljobs.contract.specs import ModelOptions
 from evaljobs.lmeval.batches import Batch
-from evaljobs.lmeval.conversations import converse
+from evaljobs.lmeval.conversations import answer_conversations
 from evaljobs.trial.engines.protocol import Loaded, Usage
 from evaljobs.trial.engines.weights import check_answers, next_logits
 
@@ -204,7 +204,9 @@ def at_once(lm: Any, batch: Batch) -> Iterator[None]:
 
 def _ask(lm: Any, batch: Batch) -> list[Any]:
     if batch.kind == "generate_until":
-        return list(converse(lm, batch.pieces, lambda prompts, _pieces: _generated(lm, batch, prompts)))
+        return list(
+            answer_conversations(lm, batch.pieces, lambda prompts, _pieces: _generated(lm, batch, prompts))
+        )
     if batch.text:
         if batch.kind == "loglikelihood":
             pairs = [_request(p.context, p.continuation) for p in batch.pieces]

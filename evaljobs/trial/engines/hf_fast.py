@@ -22,9 +22,9 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from evaljobs.contract.engine_traits import growing_rope
 from evaljobs.errors import one_line
-from evaljobs.lmeval import tries
+from evaljobs.lmeval import prefix_tries
 from evaljobs.lmeval.batches import Batch, Piece, Unit
-from evaljobs.lmeval.tries import input_of, tokens_of
+from evaljobs.lmeval.prefix_tries import input_of, tokens_of
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ TOLERANCE_32_BIT = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class LikelihoodRequest:
     """One likelihood: its input without the task prefix, and the tokens scored after its end."""
 
     tokens: list[int]
@@ -71,9 +71,9 @@ class UnitTensors:
     lengths: list[int]  # scored tokens of each request
 
 
-def tensors(rows: Sequence[Sequence[Ask]], prefix: int) -> UnitTensors:
+def unit_tensors(rows: Sequence[Sequence[LikelihoodRequest]], prefix: int) -> UnitTensors:
     """Build the tensors of a unit on the CPU. `prefix`: tokens of the task prefix. Requests in order of rows."""
-    laid = [tries.layout([ask.tokens for ask in row]) for row in rows]
+    laid = [prefix_tries.lay_out_trie([ask.tokens for ask in row]) for row in rows]
     width = max(row[-1].end for row in laid)
     tokens: NDArray[np.int64] = np.zeros((len(rows), width), dtype=np.int64)
     positions: NDArray[np.int64] = np.zeros((len(rows), width), dtype=np.int64)
@@ -114,7 +114,7 @@ class UnfitModelError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class AttentionShape:
     """Form of the mask. `additive`: its dtype if the attention adds it to scores; None: it is boolean.
 
     `window`: tokens of a row beyond which attention may depend on more than the tree. `kinds`: the kinds of attention layers,
@@ -150,7 +150,7 @@ class Shape:
         return torch.zeros_like(visible, dtype=self.additive).masked_fill(~visible, hidden)
 
 
-def shape_of(lm: Any) -> Shape:
+def shape_of(lm: Any) -> AttentionShape:
     """Read the mask's form from the configuration of lm-eval's model. Raise UnfitModelError if no mask can be passed."""
     if getattr(lm.AUTO_MODEL_CLASS, "__name__", "") != "AutoModelForCausalLM" or lm.backend != "causal":
         raise UnfitModelError("it is not a causal language model of lm-eval's hf class")
@@ -166,7 +166,7 @@ def shape_of(lm: Any) -> Shape:
     windows = [getattr(text, name, None) for name in WINDOWS]
     kinds = tuple(sorted(set(getattr(text, "layer_types", None) or ())))
     slides = kinds == (SLIDING,) or (not kinds and getattr(text, "sliding_window", None) is not None)
-    return Shape(
+    return AttentionShape(
         additive=lm.model.dtype if form == "eager" else None,
         window=min((w for w in windows if isinstance(w, int) and w > 0), default=None),
         kinds=kinds if len(kinds) > 1 else (),
@@ -174,7 +174,7 @@ def shape_of(lm: Any) -> Shape:
     )
 
 
-def flattened(unit: UnitTensors) -> UnitTensors:
+def flatten_attention(unit: UnitTensors) -> UnitTensors:
     """Return the unit with wrong attention: each token attends to all before it, as if a row were one text."""
     rows, _, width, keys = unit.visible.shape
     causal = torch.ones(width, keys, dtype=torch.bool).tril(keys - width)
@@ -182,17 +182,17 @@ def flattened(unit: UnitTensors) -> UnitTensors:
     return replace(unit, visible=causal.expand(rows, 1, -1, -1), positions=places)
 
 
-def distance(ours: torch.Tensor, plain: torch.Tensor) -> float:
+def logprob_distance(ours: torch.Tensor, plain: torch.Tensor) -> float:
     """Return the root mean square difference of log-probabilities over the vocabulary, at the worst position."""
     one, other = (functional.log_softmax(x.float(), dim=-1) for x in (ours, plain))
     return float((one - other).square().mean(dim=-1).sqrt().max())
 
 
-def compare(ours: torch.Tensor, flat: torch.Tensor, plain: torch.Tensor) -> None:
+def check_logits(ours: torch.Tensor, flat: torch.Tensor, plain: torch.Tensor) -> None:
     """Raise UnfitModelError if a unit's logits differ from those of plain forward passes by more than rounding."""
     if not plain.isfinite().all():
         raise UnfitModelError("its logits of random tokens are NaN or infinite")
-    error, wrong = distance(ours, plain), distance(flat, plain)
+    error, wrong = logprob_distance(ours, plain), logprob_distance(flat, plain)
     tolerance = TOLERANCE_32_BIT if plain.dtype == torch.float32 else TOLERANCE
     if not error <= tolerance * wrong:  # a NaN is larger than everything
         raise UnfitModelError(
@@ -259,11 +259,11 @@ class FastLikelihoods:
         """Return a unit's tensors, and its task prefix."""
         inputs = [input_of(piece, self._lm.max_length) for piece in pieces]
         asks = iter(
-            Ask(tokens=tokens[unit.prefix :], continuation=tokens_of(piece.continuation))
+            LikelihoodRequest(tokens=tokens[unit.prefix :], continuation=tokens_of(piece.continuation))
             for tokens, piece in zip(inputs, pieces, strict=True)
         )
         rows = [[next(asks) for _ in range(count)] for count in unit.rows]
-        return tensors(rows, unit.prefix), inputs[0][: unit.prefix]
+        return unit_tensors(rows, unit.prefix), inputs[0][: unit.prefix]
 
     # --- forward passes ------------------------------------------------------------------------------------------
 
@@ -350,19 +350,19 @@ class FastLikelihoods:
     def _check(self, common: int) -> None:
         """Compare a small unit with plain forward passes. Raise UnfitModelError if they differ."""
         prefix, rows = probe_rows(common, self._lm.model.get_input_embeddings().num_embeddings)
-        unit = tensors(rows, len(prefix))
+        unit = unit_tensors(rows, len(prefix))
         with torch.no_grad():
             cache = self._cache_of(prefix)
             ours = self._logits(unit, cache)
-            flat = self._logits(flattened(unit), cache)
+            flat = self._logits(flatten_attention(unit), cache)
             plain = []
             for ask in (ask for row in rows for ask in row):
                 whole = torch.tensor([[*prefix, *ask.tokens]], device=self._lm.device)
                 plain.append(self._lm._model_call(whole)[0, -len(ask.continuation) :])  # noqa: SLF001
-        compare(ours[unit.predicted_from], flat[unit.predicted_from], torch.cat(plain))
+        check_logits(ours[unit.predicted_from], flat[unit.predicted_from], torch.cat(plain))
 
 
-def probe_rows(common: int, vocabulary: int) -> tuple[list[int], list[list[Ask]]]:
+def probe_rows(common: int, vocabulary: int) -> tuple[list[int], list[list[LikelihoodRequest]]]:
     """Return a task prefix, a row of branches that share `common` tokens, and a row with a long branch before another.
 
     The last branch is `common` positions behind its shared tokens: beyond a window, attention by position misses all of them,
@@ -373,8 +373,11 @@ def probe_rows(common: int, vocabulary: int) -> tuple[list[int], list[list[Ask]]
     def some(count: int) -> list[int]:
         return [draw.randrange(vocabulary) for _ in range(count)]
 
-    def row(shared: int, ends: Sequence[int]) -> list[Ask]:
+    def row(shared: int, ends: Sequence[int]) -> list[LikelihoodRequest]:
         start = some(shared)
-        return [Ask(tokens=start + some(end), continuation=some(min(end, PROBE_SCORED))) for end in ends]
+        return [
+            LikelihoodRequest(tokens=start + some(end), continuation=some(min(end, PROBE_SCORED)))
+            for end in ends
+        ]
 
     return some(PROBE_PREFIX), [row(common, (6, 9, 3)), row(PROBE_COMMON // 2, (common, 4))]

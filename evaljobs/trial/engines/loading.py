@@ -58,7 +58,7 @@ def engine_trouble(engine: str) -> str:
     return ""
 
 
-def load(
+def load_engine(
     model_path: str,
     options: ModelOptions,
     batch_size: int | Literal["auto"],
@@ -81,21 +81,21 @@ def load(
 
     check_gpus(torch, options.device, gpus)
     if options.engine == vllm.NAME:
-        vllm.prepare()
+        vllm.set_vllm_environment()
     model_class = import_engine(options.engine)
     if options.engine == ENDPOINT:
         seconds = time.monotonic() - started
         phase("load")
-        return endpoint.load(model_class, model_path, options, import_seconds=seconds)
+        return endpoint.load_endpoint(model_class, model_path, options, import_seconds=seconds)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     imported = time.monotonic()
     phase("load")
     if options.engine == vllm.NAME:
-        return vllm.load(model_class, model_path, options, gpus=gpus, import_seconds=imported - started)
+        return vllm.load_vllm(model_class, model_path, options, gpus=gpus, import_seconds=imported - started)
     has_gpu = torch.cuda.is_available()
     device = options.device or ("cuda" if has_gpu else "cpu")
-    arguments = {**spread(options, gpus, device), "pretrained": model_path}
+    arguments = {**spread_arguments(options, gpus, device), "pretrained": model_path}
     torch.manual_seed(seed)
     try:
         with weights.loaded_whole(model_class):
@@ -142,7 +142,7 @@ def check_gpus(torch: Any, device: str | None, gpus: int) -> None:
 # --- several GPUs: a trial that holds k uses k, or fails at once and says what to set -----------------------------------
 
 
-def spread(options: ModelOptions, gpus: int, device: str) -> dict[str, Any]:
+def spread_arguments(options: ModelOptions, gpus: int, device: str) -> dict[str, Any]:
     """Return lm-eval's arguments for the model on `gpus` GPUs: `hf` spreads its layers over several.
 
     They are those of `lm_eval --model_args parallelize=True`. With only `device_map`, lm-eval would load by it and then move

@@ -39,7 +39,7 @@ class Usage:
 
 
 class Engine(Protocol):
-    """A loaded checkpoint, created by `loading.load` and used by one thread."""
+    """A loaded checkpoint, created by `loading.load_engine` and used by one thread."""
 
     @property
     def loaded(self) -> Loaded:

@@ -1,6 +1,6 @@
 """Makes processes that an engine spawns end with the process that started them, however that ends.
 
-Rule: multiprocessing runs the main module's name in each spawned process before anything else. Within `tied` that name is
+Rule: multiprocessing runs the main module's name in each spawned process before anything else. Within `tie_processes` that name is
 this module's, which asks the kernel for SIGKILL at the parent's end. This also covers processes of these processes. Called
 from `vllm`, and from `scoring` for its workers.
 """
@@ -28,7 +28,7 @@ def die_with_parent(number: signal.Signals, parent: int) -> None:
 
 
 @contextlib.contextmanager
-def tied() -> Iterator[None]:
+def tie_processes() -> Iterator[None]:
     """Tie processes that multiprocessing spawns within the context to the life of this one."""
     main = sys.modules["__main__"]
     before = main.__spec__

@@ -26,25 +26,25 @@ from typing import Any
 from evaljobs.contract.specs import ModelOptions
 from evaljobs.errors import OperatorError
 from evaljobs.lmeval.batches import Batch, Piece
-from evaljobs.lmeval.conversations import converse
+from evaljobs.lmeval.conversations import answer_conversations
 from evaljobs.staging import segments
 from evaljobs.trial.engines import weights
 from evaljobs.trial.engines.harness import HarnessEngine, run_batch
 from evaljobs.trial.engines.protocol import Loaded
-from evaljobs.trial.engines.tied import tied
-from evaljobs.trial.trained_values import stored
+from evaljobs.trial.engines.tied import tie_processes
+from evaljobs.trial.trained_values import stored_tensors
 
 log = logging.getLogger(__name__)
 
 NAME = "vllm"
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine runs in the trial's process
-    # workers of tensor parallelism: a fork after threads have started may hang, and would not be `tied`
+    # workers of tensor parallelism: a fork after threads have started may hang, and would not be tied
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "VLLM_NO_USAGE_STATS": "1",
 }
 PARALLEL = ("tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size")
-ORDERED = (
+ORDERED_SETTINGS = (
     "vLLM's likelihoods depend on the order of requests if it caches prefixes: omit enable_prefix_caching from "
     "[trial] model_args, or evaluate only generation tasks"
 )
@@ -52,13 +52,13 @@ ORDERED = (
 ALL_AT_ONCE = 1 << 30
 
 
-def prepare() -> None:
+def set_vllm_environment() -> None:
     """Set unset variables that vLLM reads when it is imported."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
 
 
-def load(
+def load_vllm(
     model_class: Any, model_path: str, options: ModelOptions, *, gpus: int, import_seconds: float
 ) -> VllmEngine:
     """Create lm-eval's vLLM class for the checkpoint in the folder `model_path`.
@@ -67,11 +67,11 @@ def load(
     """
     started = time.monotonic()
     # with vLLM's prefix cache likelihoods depend on the order of requests (vLLM 42019)
-    arguments = {"enable_prefix_caching": False, **spread(options.model_args, gpus)}
+    arguments = {"enable_prefix_caching": False, **parallel_arguments(options.model_args, gpus)}
     # from the files, since vLLM's processes keep their tensors, and before any process has to be ended
-    weights.check_finite(stored(model_path).items())
-    segments.sweep()
-    with tied(), segments.named(), _from_inside(model_path) as place:
+    weights.check_finite(stored_tensors(model_path).items())
+    segments.sweep_segments()
+    with tie_processes(), segments.named_segments(), _from_inside(model_path) as place:
         lm = model_class.create_from_arg_obj({**arguments, "pretrained": place}, {"batch_size": ALL_AT_ONCE})
     segments.unlink_mapped()
     loaded = Loaded(
@@ -83,7 +83,7 @@ def load(
     return VllmEngine(lm, options, loaded)
 
 
-def spread(model_args: Mapping[str, Any], gpus: int) -> dict[str, Any]:
+def parallel_arguments(model_args: Mapping[str, Any], gpus: int) -> dict[str, Any]:
     """Return lm-eval's arguments for the model on `gpus` GPUs: tensor parallel over all, unless they say otherwise."""
     given = {name: int(model_args[name]) for name in PARALLEL if model_args.get(name)}
     used = math.prod(given.values())
@@ -154,7 +154,7 @@ class VllmEngine(HarnessEngine):
                 whole = replace(members[0], pieces=pieces)
                 if whole.kind == "generate_until":
                     generate = partial(self._generated, whole.settings or {}, seed_of)
-                    answers = converse(self.lm, pieces, generate)
+                    answers = answer_conversations(self.lm, pieces, generate)
                     pairs += [(p.index, answer) for p, answer in zip(pieces, answers, strict=True)]
                 else:
                     pairs += self._likelihoods(whole)
@@ -166,7 +166,7 @@ class VllmEngine(HarnessEngine):
 
     def _likelihoods(self, batch: Batch) -> list[tuple[int, Any]]:
         if self._options.model_args.get("enable_prefix_caching"):
-            raise OperatorError(ORDERED)
+            raise OperatorError(ORDERED_SETTINGS)
         found = run_batch(self.lm, batch)
         weights.check_answers(batch, [answer for _, answer in found], lambda: True)
         return found

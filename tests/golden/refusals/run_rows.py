@@ -24,7 +24,7 @@ from support.ended import leave_ended  # noqa: E402 (the path first)
 from support.node_memory import make_checkpoint  # noqa: E402
 from support.trainings import leave  # noqa: E402
 
-import coordinator.cli  # noqa: E402
+import coordinator.interface.cli  # noqa: E402
 import evaljobs.__main__  # noqa: E402
 import evaljobs.sandbox.__main__  # noqa: E402
 from coordinator import api  # noqa: E402, F401 (imported before the forks, once)
@@ -90,8 +90,8 @@ def environment(site):
 
 def notice():
     """Print why the daemon refuses a member's notice for good (the one inner call; a notice has no exit code)."""
-    settings = work_folder.load(None)
-    said, wrong = inbox.parse(sys.argv[1].encode(), Path("a file of the inbox"))
+    settings = work_folder.load_settings(None)
+    said, wrong = inbox.parse_notice(sys.argv[1].encode(), Path("a file of the inbox"))
     try:
         if not wrong:
             admission.admitted_suite(said, settings.watch, admission.suite_files(settings.watch))
@@ -104,7 +104,7 @@ def notice():
 def call(words):
     """Be the program that these words start, in this process where it is Python."""
     mains = {
-        "evalspan": coordinator.cli.main,
+        "evalspan": coordinator.interface.cli.main,
         "evaljobs": lambda: sys.exit(evaljobs.__main__.main()),
         "notice": notice,
         "sandbox": lambda: sys.exit(evaljobs.sandbox.__main__.main()),

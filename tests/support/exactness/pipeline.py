@@ -76,7 +76,7 @@ def lm_eval_run(model_dir, case, batch_size, threads=1):
 
     from evaljobs.lmeval import hooks
 
-    hooks.install()
+    hooks.install_seam()
     torch.set_num_threads(threads)
     chat = case.suite.get("apply_chat_template", False)
     seed = case.suite.get("seed")
@@ -111,14 +111,14 @@ def lm_eval_run(model_dir, case, batch_size, threads=1):
         for task, lines in results["samples"].items()
     }
     found = plain({p: results[p] for p in COMPARED if p in results})
-    found["configs"] = metric.reproducible(results["configs"])  # functions without their addresses
+    found["configs"] = metric.reproducible_configs(results["configs"])  # functions without their addresses
     return Outcome(results=found, samples=samples)
 
 
 def our_run(model_dir, case, batch_size, n_shards, folder, **how):
     """Request sets, shards in a random order over three response files, score."""
     spec = answered(model_dir, case.suite_spec(batch_size), folder, n_shards, case.model_args, **how)
-    scored = metric.score(spec.model_copy(update={"bootstrap_iters": case.bootstrap}))
+    scored = metric.score_entry(spec.model_copy(update={"bootstrap_iters": case.bootstrap}))
     score = json.loads(Path(scored.result_file).read_text())
     samples = {
         task: [json.loads(line) for line in place.read_text().splitlines()]
@@ -138,7 +138,7 @@ def executed(spec, task, documents):
     fields = ("evaluation_dir", "suite", "model_dir", "model", "judge", "allow_unsafe")
     known = {name: getattr(spec, name) for name in fields} | {"task": task, "documents": documents}
     known |= {"request_set": spec.request_sets[task], "frames": spec.frames[task]}
-    outcome = metric.perform(ExecuteSpec(name=f"execute-{documents[0]}", entry=0, **known))
+    outcome = metric.perform_metric_job(ExecuteSpec(name=f"execute-{documents[0]}", entry=0, **known))
     assert isinstance(outcome, Executed), outcome
     return outcome
 
@@ -180,8 +180,8 @@ def answered(
     options = ModelOptions(model_args=dict(model_args), device="cpu", threads=threads)
     size = suite.batch_size
     where = {"evaluation_dir": str(folder), "model": options, "batch_size": size}
-    built = build.build(build_spec(model_dir, suite, sets or folder / "sets", **where)).sets
-    engine = engine or loading.load(str(model_dir), options, size)
+    built = build.build_request_sets(build_spec(model_dir, suite, sets or folder / "sets", **where)).sets
+    engine = engine or loading.load_engine(str(model_dir), options, size)
     for place in built.values() if cut else ():
         build.add_batches(Path(place), cut)
     frames = run_shards(engine, built, cut or str(size), n_shards, EvaluationPaths(folder))

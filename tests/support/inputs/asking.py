@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coordinator.runtime.journal import read_events
-from evaljobs.contract.folded import files_in, read_bytes
+from evaljobs.contract.archived_files import files_in, read_bytes
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.paths import EvaluationPaths
 from support.inputs import plain

@@ -20,7 +20,7 @@ def place(tasks, hf_home):
 
     from evaljobs.lmeval import hooks
 
-    hooks.install()  # code_eval of the Hub
+    hooks.install_seam()  # code_eval of the Hub
     made = {}
 
     def load(path, name=None, *_, split=None, **__):

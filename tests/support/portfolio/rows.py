@@ -336,7 +336,7 @@ FOR_EXAMPLES = frozenset(("train", "dev", "valid"))  # splits that few-shot exam
 
 def words_of(kind, default=30):
     """Words of a main text: about three of four prompt tokens of a document without examples."""
-    known = sizes.known(kind.prior) if kind.prior else None
+    known = sizes.known_size(kind.prior) if kind.prior else None
     return max(8, min(600, round(0.75 * known.prompt_tokens))) if known else default
 
 

@@ -6,11 +6,11 @@ import dataclasses
 import random
 from collections import Counter
 
-from coordinator.cluster import JobState
-from coordinator.evaluation.footprint import OUT_OF_MEMORY
-from coordinator.evaluation.jobs import PREEMPTED
-from coordinator.evaluation.state import State
+from coordinator.decide.evaluation.footprint import OUT_OF_MEMORY
+from coordinator.decide.evaluation.jobs import PREEMPTED
+from coordinator.decide.evaluation.state import State
 from coordinator.runtime import detect
+from coordinator.site.cluster import JobState
 from evaljobs.contract.names import Cut, ShardId
 from evaljobs.contract.outcomes import Built, Cleared, Converted, Executed, Failed, Scored, Staged
 from evaljobs.contract.specs import FrameRef

@@ -1,6 +1,6 @@
 """Invariants of an evaluation's state, recounted: what its counters must say."""
 
-from coordinator.evaluation.state import Phase
+from coordinator.decide.evaluation.state import Phase
 
 
 def validate(state):

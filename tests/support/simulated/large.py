@@ -1,8 +1,8 @@
 """A large evaluation without faults, event by event: as many nodes, trials and shards as are asked for."""
 
-from coordinator.evaluation import actions as do
-from coordinator.evaluation import events as ev
-from coordinator.evaluation import step as machine
+from coordinator.decide.evaluation import actions as do
+from coordinator.decide.evaluation import events as ev
+from coordinator.decide.evaluation import step as machine
 from evaljobs.contract.names import LaneId
 from evaljobs.contract.outcomes import Built, Executed, Scored, Staged
 from evaljobs.contract.specs import FrameRef
@@ -25,7 +25,7 @@ class Large:
         self.step = step
         self.now = 0.0
         self.journal = [ev.Accepted(at=0.0, record=record(tasks, build_jobs=4))]
-        self.state, self.actions = machine.start(self.journal[0])
+        self.state, self.actions = machine.start_evaluation(self.journal[0])
         self.ids = 0
 
     def take(self, event):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator.cluster import Job
-from coordinator.evaluation import events as ev
-from coordinator.evaluation.job_specs import Site
-from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions
+from coordinator.decide.evaluation import events as ev
+from coordinator.decide.evaluation.job_specs import Site
+from coordinator.decide.evaluation.records import EvaluationRecord, Inputs, RunOptions
+from coordinator.site.cluster import Job
 from evaljobs.contract.names import Cut, ShardId
 from evaljobs.contract.outcomes import TooLarge, TrialEnded
 from evaljobs.contract.specs import (

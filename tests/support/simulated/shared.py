@@ -7,10 +7,10 @@ its node has the GPUs and the memory that it asks for; others' jobs come and go;
 import random
 from dataclasses import replace
 
-from coordinator.allocation import allocate, demand, job_limits
-from coordinator.allocation.allocate import Limits
-from coordinator.evaluation import events as ev
-from coordinator.evaluation.state import FEWER_SECONDS
+from coordinator.decide.allocation import allocate, demand, job_limits
+from coordinator.decide.allocation.allocate import Limits
+from coordinator.decide.evaluation import events as ev
+from coordinator.decide.evaluation.state import FEWER_SECONDS
 from coordinator.runtime import detect
 from support.fake_cluster import fake_node
 from support.simulated.parts import record
@@ -47,7 +47,7 @@ class Tenant(World):
     def limit_events(self, grace):
         """As `loop._make_way` does."""
         shared, own = self.shared, self.state
-        others = any(job_limits.works(t.state) for t in shared.open if t is not self)
+        others = any(job_limits.has_working_job(t.state) for t in shared.open if t is not self)
         found = detect.limit_events(own, shared.kept_out(), self.seen, grace, self.now, others=others)
         if found:
             in_use = demand.nodes_in_use([t.state for t in shared.open])
@@ -137,16 +137,16 @@ class Shared:
                 gone = sorted({*gone, self.dice.choice(uses)})
             tenant.take([ev.NodeWithdrawn(at=self.now, node=n, reason="gone") for n in gone])
         states = [t.state for t in self.open]
-        for rule in (demand.taken, demand.in_the_way):
+        for rule in (demand.nodes_taken_by_others, demand.nodes_in_the_way):
             for name, node in rule(states, nodes, self.now):
                 tenants[name].tell(ev.NodeWithdrawn, node=node, reason="taken, or in the way")
         first = job_limits.first_kept_out(states, self.kept_out())
-        for name, node, why in list(job_limits.given_up(states, first)):
+        for name, node, why in list(job_limits.given_up_nodes(states, first)):
             tenants[name].tell(ev.NodeWithdrawn, node=node, reason=why)
-        demands, few = demand.demands(states), self.now < self.few[1]
+        demands, few = demand.gpu_demands(states), self.now < self.few[1]
         limits = replace(self.limits, max_nodes=self.few[0]) if few else self.limits
-        offered = demand.offers(states, nodes, job_limits.not_behind(demands, first), limits, {})
-        waiting, held = demand.waiting(states, demands), demand.held(states)
+        offered = demand.make_offers(states, nodes, job_limits.not_behind(demands, first), limits, {})
+        waiting, held = demand.prefetch_candidates(states, demands), demand.held_checkpoints(states)
         staged = allocate.choose_prefetches(nodes, waiting, held, self.limits, share=self.share)
         for tenant in self.open:
             name = tenant.state.evaluation_id

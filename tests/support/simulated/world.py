@@ -6,15 +6,15 @@ a number. A seed replays exactly.
 
 from functools import partial
 
-from coordinator.allocation import job_limits
-from coordinator.diagnosis.verdict import of_state
-from coordinator.evaluation import actions as do
-from coordinator.evaluation import events as ev
-from coordinator.evaluation import scoring, shards
-from coordinator.evaluation import step as machine
-from coordinator.evaluation.job_specs import metric_spec, specs_of
-from coordinator.evaluation.state import Phase
+from coordinator.decide.allocation import job_limits
+from coordinator.decide.evaluation import actions as do
+from coordinator.decide.evaluation import events as ev
+from coordinator.decide.evaluation import scoring, shards
+from coordinator.decide.evaluation import step as machine
+from coordinator.decide.evaluation.job_specs import metric_spec, specs_of
+from coordinator.decide.evaluation.state import Phase
 from coordinator.runtime import detect
+from coordinator.site.diagnosis.diagnose import diagnose_state
 from evaljobs.contract.names import ShardId
 from support.simulated.cluster import Cluster
 from support.simulated.invariants import validate
@@ -38,7 +38,7 @@ class World(Cluster):
         self.gpus, self.next_id = gpus, 100
         self.node_names = [f"{self.odd.names}{i}" for i in range(nodes)]
         event = ev.Accepted(at=0.0, record=self.record)
-        self.state, actions = machine.start(event)
+        self.state, actions = machine.start_evaluation(event)
         self.journal.append(event)
         self.perform(actions)
 
@@ -48,7 +48,7 @@ class World(Cluster):
         step = machine.step(self.state, self.site, events)
         assert not step.illegal, step.illegal
         going = step.events and self.state.ending.phase == Phase.RUNNING
-        left = going and next(iter(machine.due(self.state, self.site, step.events[-1].at)), None)
+        left = going and next(iter(machine.due_decisions(self.state, self.site, step.events[-1].at)), None)
         assert not left, f"{left} is due, and was not asked for after {step.events}"
         told = max((n for n, e in enumerate(step.events, 1) if any(e is one for one in events)), default=0)
         torn = told < len(step.events) and self.dice.random() < self.faults.torn
@@ -214,7 +214,7 @@ class World(Cluster):
                     self.listing(),
                     self.claims,
                     began=self.began,
-                    cause=lambda _job, _index, word: of_state(word),
+                    cause=lambda _job, _index, word: diagnose_state(word),
                 )
             )
             grace = detect.Grace()
@@ -224,7 +224,7 @@ class World(Cluster):
         self.take(detect.waits_over(self.state, self.now))
         assert not detect.waits_over(self.state, self.now), "told twice"
         if self.state.shards.leaves and not self.state.winding_down and self.epoch != self.state.queue_epoch:
-            self.perform(shards.refill(self.state))
+            self.perform(shards.refill_queue(self.state))
         live = sorted(self.state.trials.live) if self.faults.straggle else []
         if slow := [trial for trial in live if roll() < self.faults.straggle]:
             self.tell(ev.StragglersFound, trials=dict.fromkeys(slow, 3.0))
@@ -236,7 +236,7 @@ class World(Cluster):
         gone = {n: self.given_up.get(n, "") for n in self.state.scoring.outstanding if n not in self.rq}
         died, again = detect.metric_events(self.state, gone, self.seen, self.now)
         self.take(died)
-        self.perform(scoring.enqueue(self.state, metric) for metric in again)
+        self.perform(scoring.enqueue_metric(self.state, metric) for metric in again)
         self.nodes()
         self.submit_called()
 
@@ -318,7 +318,7 @@ def replay(journal):
     """The state that a journal rebuilds."""
     first = journal[0]
     assert isinstance(first, ev.Accepted)
-    state, _ = machine.start(first)
+    state, _ = machine.start_evaluation(first)
     for event in journal[1:]:
-        machine.apply(state, event)
+        machine.apply_event(state, event)
     return state

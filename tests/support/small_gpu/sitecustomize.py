@@ -9,7 +9,7 @@ import sys
 if "SMALL_GPU_TOKENS" in os.environ and {"evaljobs", "trial"} <= {*sys.orig_argv}:
     from evaljobs.trial.engines import loading
 
-    _load = loading.load
+    _load = loading.load_engine
 
     def _on_a_small_gpu(*arguments, **keywords):
         import torch
@@ -25,4 +25,4 @@ if "SMALL_GPU_TOKENS" in os.environ and {"evaljobs", "trial"} <= {*sys.orig_argv
         engine.lm.model.forward = limited
         return engine
 
-    loading.load = _on_a_small_gpu
+    loading.load_engine = _on_a_small_gpu

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import evaluate
 
-from evaljobs.lmeval.conversations import turns
+from evaljobs.lmeval.conversations import turn_answers
 
 # as lm-eval's own humaneval does: load the metric, and try it, when the task is read
 code_eval = evaluate.load("code_eval")
@@ -48,6 +48,6 @@ def hostile(doc: dict[str, str], results: list[str]) -> dict[str, float]:
 
 
 def letters_by_turn(doc: dict[str, object], results: list[object]) -> dict[str, float]:
-    said = turns(results[0])
+    said = turn_answers(results[0])
     assert len(said) == 1 + len(doc["next"])
     return {"letters": float(len("".join(said)))}

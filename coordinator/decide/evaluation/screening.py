@@ -1,0 +1,65 @@
+"""Screen mode: looks at the documents that are answered, until an entry's question is.
+
+Rule: documents are asked block by block, in an order that the reference's documents and a seed fix. Once the first blocks are
+answered whole, and no look is under way, a score job scores them and the answer is journalled. A question that is answered
+takes its other shards out of the queue. Called from: `step`, `scoring`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from coordinator.decide.evaluation import shards
+from coordinator.decide.evaluation.actions import Action, JudgeScreen
+from coordinator.decide.evaluation.events import MetricEnqueued, ScreenJudged
+from coordinator.decide.evaluation.jobs import Due
+from coordinator.decide.evaluation.state import EntryState, Look, State
+
+
+def looks_due(state: State, now: float) -> Due:
+    """A score job of each entry of which more blocks are answered than at its last look."""
+    for entry in state.entries:
+        if entry.status != "built" or not entry.sets or len(entry.leaves) < len(entry.sets):
+            continue
+        if (blocks := _answered(state, entry)) > entry.looked:
+            name = f"score-{entry.index}-{entry.score_jobs}"
+            yield MetricEnqueued(at=now, name=name, entry=entry.index, blocks=blocks)
+
+
+def _answered(state: State, entry: EntryState) -> int:
+    """Blocks, from the first on, whose shards are all done."""
+    left, last = [], 0
+    for leaf in (state.shards.leaves[name].planned for name in entry.leaves.values()):
+        for shard, block in zip(leaf.shards, leaf.shard_blocks, strict=True):
+            last = max(last, block + 1)
+            if state.shards.by_name[shard].frame is None:
+                left.append(block)
+    return min(left, default=last)
+
+
+def judge_look(entry: EntryState, look: Look, unscored: Mapping[str, str]) -> list[Action]:
+    """The documents of a look are scored: they are held against the reference's."""
+    entry.look, entry.unscored = look, unscored
+    return [JudgeScreen(entry=entry.index, result_file=look.result_file)]
+
+
+def take_verdict(state: State, event: ScreenJudged) -> list[Action]:
+    entry = state.entries[event.entry]
+    look, entry.look = entry.look, None
+    if look is None or entry.status != "scoring":
+        return []  # a shard of it turned out unreadable meanwhile, or the entry has failed
+    entry.looked, entry.screened = look.blocks, event.score
+    if not event.settled:
+        entry.status = "built"
+        return []
+    entry.status, entry.result_file = "scored", look.result_file
+    return shards.withdraw_shards(state, entry)
+
+
+def judge_again(state: State) -> list[Action]:
+    """Looks whose answer did not reach the journal are judged again, to the same end."""
+    return [
+        JudgeScreen(entry=entry.index, result_file=entry.look.result_file)
+        for entry in state.entries
+        if entry.look is not None and entry.status == "scoring"
+    ]

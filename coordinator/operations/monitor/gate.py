@@ -1,0 +1,80 @@
+"""Applies the rules of a policy file to an evaluation, for `evalspan gate` and the daemon's notifications."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+
+from coordinator.decide.evaluation.records import EvaluationRecord
+from coordinator.decide.verdicts.gate import Policy, Ruling, is_named, judge_rows
+from coordinator.errors import OperatorError
+from coordinator.results.report.learning_curves import current_points
+from coordinator.results.report.load_series import find_series
+from coordinator.results.report.pairs import SCREEN, compare_evaluations
+from coordinator.results.report.scores import Evaluation, ScoreValue
+from coordinator.runtime.known_evaluations import find_record
+from coordinator.site.config import toml
+from coordinator.site.config.schema import Config
+from evaljobs.contract.columns import SIGNALS
+
+
+def read_policy(file: Path) -> Policy:
+    """Read a policy file. Raise OperatorError if it is invalid."""
+    data, text = toml.read_toml(file)
+    return toml.validate_table(Policy, data, toml.file_locations(file, text))
+
+
+def gate_evaluation(
+    settings: Config, evaluation: str, policy: Policy, baseline: str | None = None, *, mixed: bool = False
+) -> tuple[list[Ruling], list[str]]:
+    """Return rulings, and the ids of baseline and evaluation. `baseline`: replaces the policy's.
+
+    Raise OperatorError if there is none, or a rule names no score.
+    """
+    record, _ = find_record(settings, evaluation)
+    if record.screening is not None:
+        raise OperatorError(SCREEN.format(record.evaluation_id))
+
+    def counts(score: ScoreValue) -> bool:
+        return any(is_named(rule, score.task, f"{score.metric},{score.filter}") for rule in policy.rule)
+
+    dense = any((rule.metric or "").partition(",")[0] in SIGNALS for rule in policy.rule)
+    against = baseline_of(settings.work_dir, record, baseline or policy.baseline, counts)
+    ids = [find_record(settings, name)[0].evaluation_id for name in (against, evaluation)]
+    made, rows = compare_evaluations(settings.work_dir, ids, mixed=mixed, dense=dense)
+    return judge_rows(policy, rows, made[-1].not_asked), ids
+
+
+def baseline_of(
+    work_dir: Path, record: EvaluationRecord, name: str, counts: Callable[[ScoreValue], bool]
+) -> str:
+    """Return the id of the baseline `name`: "previous" or "best" of the training's earlier checkpoints, or an id itself.
+
+    `counts`: whether a score counts for "best", the highest mean. If tasks take turns (`[[task]] every`), checkpoints with
+    all of this one's tasks are preferred. Raise OperatorError if there is no earlier checkpoint.
+    """
+    if name not in ("previous", "best"):
+        return name
+    folder = str(Path(record.checkpoint.announced).parent)
+    points = current_points(find_series(work_dir, folder, record.suite.name, mixed=True))
+    points = [p for p in points if p.mode != "screen" or p.evaluation_id == record.evaluation_id]
+    ids = [point.evaluation_id for point in points]
+    place = ids.index(record.evaluation_id) if record.evaluation_id in ids else 0
+    earlier = [point for point in points[:place] if point.scores]
+    if not earlier:
+        raise OperatorError(
+            f"{record.evaluation_id} is the first checkpoint of {folder} with scores, so it has no {name} one: "
+            "name a baseline by --baseline ID"
+        )
+
+    earlier = [p for p in earlier if {*p.not_asked} <= {*record.not_asked}] or earlier
+    rare = {*record.not_asked}.union(
+        *(set(point.groups.get(task, ())) for point in earlier for task in record.not_asked)
+    )
+
+    def mean(point: Evaluation) -> float:
+        some = (s for s in point.scores if counts(s) and s.task not in rare)
+        return fmean([s.value if s.higher_is_better else -s.value for s in some] or [0.0])
+
+    return (earlier[-1] if name == "previous" else max(earlier, key=mean)).evaluation_id

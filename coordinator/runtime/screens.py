@@ -1,0 +1,320 @@
+"""Screen evaluations: the reference that one is held against, the order in which documents are asked, and what they say.
+
+Rule: all follows from the suite, the reference's `documents.parquet` and the documents scored so far, so that it may be computed
+again at any time. The record names the reference and the order's digest. Called from `present_inputs` and `effects`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from math import ceil
+from pathlib import Path, PurePath
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from coordinator.decide.evaluation.actions import JudgeScreen
+from coordinator.decide.evaluation.events import ScreenJudged
+from coordinator.decide.evaluation.records import EvaluationRecord, Screening, ScreenScore
+from coordinator.decide.verdicts.screening import asking_order, judge_screening, likely_share, question_of
+from coordinator.errors import OperatorError
+from coordinator.results.report.load_series import find_heads, read_document
+from coordinator.results.report.row_verdicts import is_mean
+from coordinator.results.report.scores import Evaluation, Head, ScoreValue, head_of
+from coordinator.results.report.stored_documents import read_documents
+from coordinator.runtime.summary import read_evaluation
+from evaljobs.contract.archived_files import read_bytes
+from evaljobs.contract.columns import CLUSTER, DENSE, DOCUMENT, HASH, unpack_columns
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths
+from evaljobs.contract.specs import Blocks, TaskEntry
+
+if TYPE_CHECKING:
+    from evaljobs.contract.columns import Columns
+
+LOOKS = 20  # at most, at the documents of a task
+TOO_FEW = 0.75  # likely share of a task's documents from which it is asked whole, at one look
+OF_TASK = ("num_fewshot", "limit", "gen_kwargs", "judge", "cluster")  # settings that decide what is asked
+OF_SUITE = ("seed", "apply_chat_template", "system_instruction", "fewshot_as_multiturn")
+
+
+class Held(NamedTuple):
+    """What the reference has of an entry."""
+
+    leaves: Mapping[str, Columns]  # leaf task -> columns of its documents
+    metric: str  # the first of its scores, as their column
+    higher_is_better: bool
+
+
+# --- the reference ---------------------------------------------------------------------------------------------------
+
+
+def with_reference(record: EvaluationRecord, work: WorkPaths) -> EvaluationRecord:
+    """The record of a screen evaluation with its reference; any other as it is. OperatorError, one line: there is none that fits."""
+    if record.suite.screen is None:
+        return record
+    if (known := read_evaluation(work.evaluation(record.evaluation_id))) is not None:
+        return record.model_copy(update={"screening": known.screening})  # it was accepted before
+    named = record.suite.screen.reference
+    try:
+        found = _candidates(record, work, named)
+    except OperatorError as error:
+        raise OperatorError(_refusal(record, named, str(error))) from error
+    unfit = []
+    for head in found:
+        unfit.append(_unfit(record, work, head.evaluation_id))
+        if not unfit[-1]:
+            screening = Screening(reference=head.evaluation_id, order="")
+            new = record.model_copy(update={"screening": screening})
+            return new.model_copy(
+                update={"screening": screening.model_copy(update={"order": order_of(new, work)})}
+            )
+    none = "no earlier checkpoint of this training has a full evaluation"
+    raise OperatorError(_refusal(record, named, next(iter(unfit), none)))
+
+
+def _refusal(record: EvaluationRecord, named: str, why: str) -> str:
+    return (
+        f'suite {record.suite.name}: mode "screen" needs a reference ([screen] reference = "{named}"): {why}; evaluate a checkpoint of '
+        'this training with the same tasks and mode = "exact" first'
+    )
+
+
+def _candidates(record: EvaluationRecord, work: WorkPaths, named: str) -> Sequence[Head]:
+    """Full evaluations that may be the reference, the one to be preferred first."""
+    mine = Head(**head_of(record))
+    if named not in ("previous", "best") and not named.isdecimal():
+        known = read_evaluation(work.evaluation(named))
+        if known is None:
+            raise OperatorError(f"there is no evaluation {named} in {work.root}")
+        return [Head(**head_of(known))]
+    folder = str(PurePath(mine.checkpoint).parent)
+    heads = [head for head in find_heads(work.root, folder, mixed=True) if head.mode != "screen"]
+    if named.isdecimal():
+        heads = [head for head in heads if head.step == int(named)]
+        if not heads:
+            raise OperatorError(f"no checkpoint of step {named} in {folder} has a full evaluation")
+        return sorted(heads, key=lambda head: -head.accepted_at)
+    heads = [head for head in heads if head.checkpoint != mine.checkpoint and _is_before(head, mine)]
+    if named == "previous":
+        return sorted(heads, key=lambda head: (-(head.step or 0), -head.accepted_at))
+    made = [read_document(work.evaluation(head.evaluation_id)) for head in heads]
+    return sorted((one for one in made if one.scores), key=lambda one: -_mean(one))
+
+
+def _is_before(head: Head, mine: Head) -> bool:
+    return head.step is None or mine.step is None or head.step < mine.step
+
+
+def _mean(one: Evaluation) -> float:
+    return fmean(
+        [s.value for s in one.scores if s.higher_is_better and s.filter != DENSE and 0 <= s.value <= 1]
+        or [0.0]
+    )
+
+
+def _unfit(record: EvaluationRecord, work: WorkPaths, name: str) -> str:
+    """Why an evaluation cannot be the reference; "" where it can."""
+    known, made = read_evaluation(work.evaluation(name)), read_document(work.evaluation(name))
+    if known is None or known.suite.mode == "screen":
+        return f"{name} is a screen evaluation itself"
+    if not made.scores:
+        return f"{name} has no scores{' yet' if made.status == 'open' else ''}"
+    unlike = _unlike(record, known) or next(_unlike_tasks(record, known, made.failed), "")
+    return unlike and f"{name} {unlike}"
+
+
+def _unlike(record: EvaluationRecord, known: EvaluationRecord) -> str:
+    """How an evaluation as a whole was made otherwise; "" where it was not."""
+    if PurePath(known.checkpoint.announced).parent != PurePath(record.checkpoint.announced).parent:
+        return "is of another training"
+    if known.model != record.model or known.inputs.model != record.inputs.model:
+        return "ran with other settings of the model"
+    changed = (key for key in OF_SUITE if getattr(known.suite, key) != getattr(record.suite, key))
+    return next((f"was asked with another {key}" for key in changed), "")
+
+
+def _unlike_tasks(
+    record: EvaluationRecord, known: EvaluationRecord, failed: Collection[str]
+) -> Iterator[str]:
+    """How the tasks of an evaluation differ from those that are to be asked."""
+    theirs = {task.name: number for number, task in enumerate(known.suite.tasks)}
+    for number, task in enumerate(record.suite.tasks):
+        if task.name in record.not_asked:
+            continue
+        if task.name not in theirs or task.name in known.not_asked or task.name in failed:
+            yield f"has no score of {task.name}"
+            return
+        other = theirs[task.name]
+        its = known.suite.tasks[other]
+        changed = [key for key in OF_TASK if getattr(task, key) != getattr(its, key)]
+        if changed:
+            yield f"was asked {task.name} with another {changed[0]}"
+        if known.inputs.entries[other : other + 1] != record.inputs.entries[number : number + 1]:
+            yield f"was asked {task.name} before its files or data changed"
+
+
+@lru_cache(maxsize=4)
+def _held(work: Path, reference: str, tasks: tuple[str, ...]) -> Mapping[str, Held]:
+    """What the reference has of each of these tasks. OperatorError where documents are missing, or a score is no mean of them."""
+    import numpy as np  # noqa: PLC0415
+
+    paths = EvaluationPaths(work / reference)
+    known, made, columns = read_evaluation(paths), read_document(paths), read_documents(paths)
+    if known is None:
+        raise OperatorError(f"{reference} cannot be read")
+    scores: dict[str, list[ScoreValue]] = {}
+    for score in made.scores:
+        scores.setdefault(score.task, []).append(score)
+    alias = {rows.start: name for name, rows in columns.tasks.items()}
+    entries = [task.name for task in known.suite.tasks]
+    parts = columns.parts()
+    found = {}
+    for task in tasks:
+        entry = entries.index(task)
+        leaves = {leaf: its for (number, leaf), its in parts.items() if number == entry}
+        if not leaves:
+            raise OperatorError(f"the documents of {task} in {reference} were removed")
+        first: dict[str, tuple[str, bool]] = {}
+        for leaf, its in leaves.items():
+            for score in scores.get(alias[columns.rows[entry, leaf].start], ()):
+                name = f"{score.metric},{score.filter}"
+                if (
+                    name in its
+                    and score.filter != DENSE
+                    and is_mean(float(np.nanmean(its[name])), score.value)
+                ):
+                    first.setdefault(leaf, (name, score.higher_is_better))
+        if len(first) < len(leaves) or len(set(first.values())) > 1:
+            raise OperatorError(
+                f"{task}: its score is no mean of its documents, or of another metric by leaf task: leave it out of the suite"
+            )
+        found[task] = Held(leaves, *next(iter(first.values())))
+    return found
+
+
+def _asked(record: EvaluationRecord) -> tuple[TaskEntry, ...]:
+    return tuple(task for task in record.suite.tasks if task.name not in record.not_asked)
+
+
+def held_against(record: EvaluationRecord, work: WorkPaths) -> Mapping[str, Held]:
+    """What the reference has of each task that is asked. OperatorError."""
+    assert record.screening is not None
+    return _held(work.root, record.screening.reference, tuple(task.name for task in _asked(record)))
+
+
+# --- the order of asking ---------------------------------------------------------------------------------------------
+
+
+def blocks_of(record: EvaluationRecord, work: WorkPaths, task: TaskEntry) -> dict[str, Blocks]:
+    """Leaf task -> its documents, block by block, of one task of the suite."""
+    assert record.suite.screen is not None
+    rows: list[tuple[str, int]] = []
+    strata: list[tuple[str, int]] = []
+    leaves = held_against(record, work)[task.name].leaves
+    for leaf, columns in sorted(leaves.items()):
+        clusters = columns.get(CLUSTER)
+        rows += [(leaf, int(document)) for document in columns[DOCUMENT]]
+        strata += [
+            (leaf, 0 if clusters is None else int(c))
+            for c in (columns[DOCUMENT] if clusters is None else clusters)
+        ]
+    order = asking_order(strata, record.suite.screen.seed)
+    size = _block(len(rows), record, task)
+    found: dict[str, list[tuple[int, ...]]] = {leaf: [] for leaf in leaves}
+    for begin in range(0, len(rows), size):
+        block: dict[str, list[int]] = {leaf: [] for leaf in leaves}
+        for number in order[begin : begin + size]:
+            block[rows[number][0]].append(rows[number][1])
+        for leaf, its in block.items():
+            found[leaf].append(tuple(its))
+    return {leaf: tuple(each) for leaf, each in found.items()}
+
+
+def _block(count: int, record: EvaluationRecord, task: TaskEntry) -> int:
+    """Documents from one look to the next: all, where a screen would hardly ask fewer."""
+    assert record.suite.screen is not None
+    is_whole = task.judge or likely_share(count, question_of(record.suite.screen)) > TOO_FEW
+    return count if is_whole else ceil(count / LOOKS)
+
+
+def order_of(record: EvaluationRecord, work: WorkPaths) -> str:
+    """The digest of the order in which documents are asked."""
+    every = [[task.name, blocks_of(record, work, task)] for task in _asked(record)]
+    return hashlib.sha256(json.dumps(every, sort_keys=True).encode()).hexdigest()[:8]
+
+
+# --- the answer ------------------------------------------------------------------------------------------------------
+
+
+def judge_screen(record: EvaluationRecord, action: JudgeScreen, work: WorkPaths, now: float) -> ScreenJudged:
+    """What the scored documents of an entry say. OperatorError where they are not the reference's."""
+    import numpy as np  # noqa: PLC0415
+
+    assert record.suite.screen is not None
+    task, paths = record.suite.tasks[action.entry], work.evaluation(record.evaluation_id)
+    held = held_against(record, work)[task.name]
+    file = paths.columns(action.entry)
+    ours = {leaf: its for (_, leaf), its in unpack_columns(read_bytes(file), str(file)).parts().items()}
+    changes, clusters, before, ends = [], [], [], []
+    for leaf, theirs in held.leaves.items():
+        values = theirs[held.metric]
+        before.append(values[~np.isnan(values)])
+        mine = ours.get(leaf)
+        if mine is None or not len(mine[DOCUMENT]):
+            continue
+        _, a, b = np.intersect1d(mine[DOCUMENT], theirs[DOCUMENT], return_indices=True)
+        if len(a) < len(mine[DOCUMENT]) or (mine[HASH][a] != theirs[HASH][b]).any():
+            raise OperatorError(f"{task.name}: documents of {leaf} are not those of the reference")
+        if held.metric not in mine:
+            raise OperatorError(f"{task.name}: {leaf} has no {held.metric} of any document")
+        pair = mine[held.metric][a], values[b]
+        whole = ~np.isnan(pair[0]) & ~np.isnan(pair[1])
+        changes.append((pair[0] - pair[1])[whole])
+        ends += [float(f(one[whole])) for one in pair for f in (np.min, np.max) if whole.any()]
+        clusters.append(theirs.get(CLUSTER, theirs[DOCUMENT])[b][whole])
+    sign = 1.0 if held.higher_is_better else -1.0
+    differences, reference = sign * np.concatenate(changes), float(np.concatenate(before).mean())
+    count = sum(len(each) for each in before)
+    if not len(differences):
+        raise OperatorError(f"{task.name}: no document that was asked has a value")
+    said = judge_screening(
+        differences,
+        max(count, len(differences)),
+        question_of(record.suite.screen),
+        apart=_block(count, record, task),
+        span=max(1.0, max(ends, default=1.0) - min(ends, default=0.0)),
+        clusters=np.concatenate(clusters) if task.cluster else None,
+    )
+    low, high = sorted(reference + sign * end for end in (said.low, said.high))
+    score = ScreenScore(
+        task=task.name,
+        verdict=said.verdict,
+        metric=held.metric,
+        higher_is_better=held.higher_is_better,
+        asked=said.asked,
+        documents=count,
+        reference=reference,
+        estimate=reference + sign * said.difference,
+        low=low,
+        high=high,
+    )
+    settled = said.is_settled or _is_whole(held, ours)
+    return ScreenJudged(at=now, entry=action.entry, settled=settled, score=score)
+
+
+def _is_whole(held: Held, ours: Mapping[str, Columns]) -> bool:
+    """Whether all documents are asked, also those whose metric failed."""
+    return all(
+        len(ours.get(leaf, {DOCUMENT: ()})[DOCUMENT]) == len(its[DOCUMENT])
+        for leaf, its in held.leaves.items()
+    )
+
+
+def screens_of(record: EvaluationRecord, found: Iterable[ScreenScore]) -> dict[str, Any]:
+    """What results.json says of a screen evaluation."""
+    assert record.suite.screen is not None
+    assert record.screening is not None
+    asked = record.suite.screen.model_dump(include={"max_drop", "level", "power", "seed"})
+    return {"reference": record.screening.reference, **asked, "tasks": [one.model_dump() for one in found]}
