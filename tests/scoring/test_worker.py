@@ -100,7 +100,7 @@ def test_a_job_waits_for_storage_that_is_away_and_has_not_failed(bench_and_super
     log = bench.paths.logs / "worker.log"
     with storage_away(bench.paths.specs):
         bench.queue.enqueue(name, spec)
-        wait_until(lambda: "storage is away" in log.read_text())
+        wait_until(lambda: "storage is unavailable" in log.read_text())
         umount(bench.paths.specs)
         wait_until(lambda: bench.failed(name))
     assert "Transport endpoint" not in bench.failed(name).error
