@@ -118,7 +118,7 @@ TRAININGS = {
         says=("no notice can be written to /proc/self", LEFT.format(20, "/proc/self")),
     ),
     "an inbox hangs": Training(
-        "hook.FLUSH_SECONDS = 0.5\nhook.leave = lambda *_: time.sleep(600)\nfor i in range(20): hook.notify('/c', i)", says=(LEFT.format(20, ""),)
+        "hook.FLUSH_SECONDS = 0.5\nhook.write_notice = lambda *_: time.sleep(600)\nfor i in range(20): hook.notify('/c', i)", says=(LEFT.format(20, ""),)
     ),
     "a forked process": Training("""
         hook.notify('/c/parent', 0); hook.flush()
@@ -222,7 +222,7 @@ def test_values_are_of_the_moment_of_the_call_and_lie_there_before_their_notice(
             hook.notify('/c', 7, suite, fingerprint=model)
         model.weight.data.fill_(2.0)
         os.mkdir(os.environ["EVALSPAN_WORK_DIR"])
-        leave, hook.leave = hook.leave, lambda *a: (print(sorted(os.listdir(a[0] + "/inbox"))), leave(*a))[1]
+        write, hook.write_notice = hook.write_notice, lambda *a: (print(sorted(os.listdir(a[0] + "/inbox"))), write(*a))[1]
         hook.flush(50)
     """
     out, _ = train(body, work, AWAY="")

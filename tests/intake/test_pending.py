@@ -107,7 +107,7 @@ def test_an_interpreter_that_does_not_answer_is_asked_again_after_a_rest(tmp_pat
         (tmp_path / name).touch()
     version = LmEvalVersion((str(interpreter),), {}, patience=0.2, rest=1000.0)
     for _ in range(3):
-        with pytest.raises(RetryError, match="did not say"):
+        with pytest.raises(RetryError, match="did not report"):
             version()
     assert (tmp_path / "asked").read_text().count("x") <= 1, "asked once, if it came so far"
 

@@ -35,7 +35,7 @@ def test_a_task_that_lacks_a_shard_or_has_other_answers_is_not_scored(model_dir,
     for changes, words in (
         ({"frames": {t: f[1:] for t, f in spec.frames.items()}}, ["no partial score"]),
         ({"frames": {"toy_choice": (stray,)}}, ["answers toy_letters"]),
-        ({"suite": other}, ["other prompts", "type the same command"]),
+        ({"suite": other}, ["prompts differ", "run the same command"]),
     ):
         assert entry_manifest(sets).exists()
         outcome = metric.perform_metric_job(spec.model_copy(update=changes))
