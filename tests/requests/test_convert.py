@@ -56,7 +56,7 @@ def test_a_dcp_checkpoint_is_converted_once_and_scores_like_its_original(site, e
     ("script", "blame", "words"),
     [
         ("cp -r $2 $1/copy", "", ""),
-        ("echo half > $1/model.safetensors; exit 3", "operator", "exit status 3"),
+        ("echo half > $1/model.safetensors; exit 3", "operator", "exited with status 3"),
         ("echo half > $1/model.safetensors; kill -9 $$", "retry", "signal 9"),
         ("echo more >> $2/weights.pt", "operator", "changed after"),
     ],

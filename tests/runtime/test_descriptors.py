@@ -61,6 +61,7 @@ def evaluated(service, watcher, number):
     until(coordinator, lambda: look() and running.state.ended_at is not None)
     performer.metric_queue(name).gone(["score"])
     performer.queue(name).heartbeat("late", phase="infer")  # a trial that lives on for a moment
+    service.announced_at(end for end in coordinator.evaluations.summaries() if end.ended_at is not None)
     coordinator.evaluations.forget_ended()
     shutil.rmtree(place)
 

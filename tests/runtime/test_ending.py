@@ -232,7 +232,14 @@ def test_fresh_names_another_evaluation_each_time(site):
     base = asked(site)[1]
     later = base.model_copy(update={"accepted_at": base.accepted_at + 1})
     assert (
-        len({base.evaluation_id, without_reuse(base).evaluation_id, without_reuse(later).evaluation_id}) == 3
+        len(
+            {
+                base.evaluation_id,
+                without_reuse(base, site).evaluation_id,
+                without_reuse(later, site).evaluation_id,
+            }
+        )
+        == 3
     )
 
 

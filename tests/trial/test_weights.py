@@ -55,7 +55,7 @@ def values(value, count):
 AT_LOADING = {
     "two tensors are missing": (without(UP, NORM), {}, ["lacks model.layers.1", NORM]),
     "an untied head is missing": (without("lm_head.weight"), {}, ["lacks lm_head.weight"]),
-    "a tensor is unexpected": (edited(lambda t: t | {"model.extra.weight": torch.ones(2)}), {}, ["holds model.extra.weight"]),
+    "a tensor is unexpected": (edited(lambda t: t | {"model.extra.weight": torch.ones(2)}), {}, ["contains model.extra.weight"]),
     "a tensor has another shape": (edited(lambda t: t | {NORM: torch.ones(3)}), {}, [NORM, "[3], not [64]"]),
     "a tensor is all NaN": (values(float("nan"), 8192), {}, [UP, "8192 of 8192"]),
     "one value is NaN": (values(float("nan"), 1), {}, [UP, "1 of 8192"]),
