@@ -217,7 +217,7 @@ def test_a_metric_that_kills_its_worker_and_one_that_hangs_cost_two_items(warm_s
     assert any("item 2 failed" in w and "processes died" in w for w in told["warnings"])
     assert any("item 5 failed" in w and "longer than 1 s" in w for w in told["warnings"])
     shown = site.run(site.command("report", site.root().name)).stdout
-    assert "PARTLY toy_hostile: 2 items left out of all means" in shown
+    assert "PARTLY toy_hostile: 2 items are left out of all means" in shown
     del site.env["HOSTILE"]
     again = site.run(site.command("retry", site.root().name))
     assert again.returncode == 0, again.stderr

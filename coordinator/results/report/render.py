@@ -363,7 +363,7 @@ def show_report(
         )
     for entry in report.entries:
         if entry.status != "failed" and entry.unscored:
-            items = "item counts" if entry.unscored == 1 else "items count"
+            items = "item is" if entry.unscored == 1 else "items are"
             text = (
                 f"PARTLY {entry.name}: {entry.unscored} {items} left out of all means; the warnings say why"
             )
