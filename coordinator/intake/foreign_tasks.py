@@ -6,6 +6,7 @@ those of the other tool. What has no equal is named, never passed over. Called f
 
 from __future__ import annotations
 
+import json
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,13 +60,9 @@ def _lighteval_task(typed: str, table: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def suite_text(name: str, tasks: list[dict[str, Any]]) -> str:
-    """A suite file."""
+    """Return the text of a suite file."""
     rows = [
-        "\n[[task]]\n" + "".join(f"{key} = {_toml_value(value)}\n" for key, value in task.items())
+        "\n[[task]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in task.items())
         for task in tasks
     ]
-    return f"name = {_toml_value(name)}\n{''.join(rows)}"
-
-
-def _toml_value(value: str | int) -> str:
-    return f'"{value}"' if isinstance(value, str) else str(value)
+    return f"name = {json.dumps(name)}\n{''.join(rows)}"

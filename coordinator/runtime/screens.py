@@ -1,7 +1,7 @@
-"""Screen evaluations: the reference that one is held against, the order in which documents are asked, and what they say.
+"""Screen evaluations: the reference to compare with, the order in which documents are asked, and the verdict on them.
 
-Rule: all follows from the suite, the reference's `documents.parquet` and the documents scored so far, so that it may be computed
-again at any time. The record names the reference and the order's digest. Called from `present_inputs` and `effects`.
+Rule: everything follows from the suite, the reference's `documents.parquet` and the documents scored so far, and can be
+recomputed at any time. The record names the reference and the order's digest. Called from `present_inputs` and `effects`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import ceil
 from pathlib import Path, PurePath
-from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coordinator.decide.evaluation.actions import JudgeScreen
@@ -20,10 +19,12 @@ from coordinator.decide.evaluation.events import ScreenJudged
 from coordinator.decide.evaluation.records import EvaluationRecord, Screening, ScreenScore
 from coordinator.decide.verdicts.screening import asking_order, judge_screening, likely_share, question_of
 from coordinator.errors import OperatorError
+from coordinator.results.report.learning_curves import CurvePoint, make_series
 from coordinator.results.report.load_series import find_heads, read_document
 from coordinator.results.report.row_verdicts import is_mean
-from coordinator.results.report.scores import Evaluation, Head, ScoreValue, head_of
+from coordinator.results.report.scores import Head, ScoreValue, head_of
 from coordinator.results.report.stored_documents import read_documents
+from coordinator.results.report.training import mean_points
 from coordinator.runtime.summary import read_evaluation
 from evaljobs.contract.archived_files import read_bytes
 from evaljobs.contract.columns import CLUSTER, DENSE, DOCUMENT, HASH, unpack_columns
@@ -40,7 +41,7 @@ OF_SUITE = ("seed", "apply_chat_template", "system_instruction", "fewshot_as_mul
 
 
 class Held(NamedTuple):
-    """What the reference has of an entry."""
+    """The reference's documents of one task, and the score to compare."""
 
     leaves: Mapping[str, Columns]  # leaf task -> columns of its documents
     metric: str  # the first of its scores, as their column
@@ -51,7 +52,7 @@ class Held(NamedTuple):
 
 
 def with_reference(record: EvaluationRecord, work: WorkPaths) -> EvaluationRecord:
-    """The record of a screen evaluation with its reference; any other as it is. OperatorError, one line: there is none that fits."""
+    """Return the record of a screen evaluation with its reference, any other unchanged. Raise OperatorError if none fits."""
     if record.suite.screen is None:
         return record
     if (known := read_evaluation(work.evaluation(record.evaluation_id))) is not None:
@@ -82,7 +83,7 @@ def _refusal(record: EvaluationRecord, named: str, why: str) -> str:
 
 
 def _candidates(record: EvaluationRecord, work: WorkPaths, named: str) -> Sequence[Head]:
-    """Full evaluations that may be the reference, the one to be preferred first."""
+    """Return full evaluations that may be the reference, the preferred one first. "best": by the mean that reports show."""
     mine = Head(**head_of(record))
     if named not in ("previous", "best") and not named.isdecimal():
         known = read_evaluation(work.evaluation(named))
@@ -100,22 +101,19 @@ def _candidates(record: EvaluationRecord, work: WorkPaths, named: str) -> Sequen
     if named == "previous":
         return sorted(heads, key=lambda head: (-(head.step or 0), -head.accepted_at))
     made = [read_document(work.evaluation(head.evaluation_id)) for head in heads]
-    return sorted((one for one in made if one.scores), key=lambda one: -_mean(one))
+    means: dict[str, CurvePoint] = {}
+    for suite in {one.suite for one in made}:
+        means |= mean_points(make_series(one for one in made if one.suite == suite))
+    ranked = (one for one in made if one.evaluation_id in means)
+    return sorted(ranked, key=lambda one: -means[one.evaluation_id].value)
 
 
 def _is_before(head: Head, mine: Head) -> bool:
     return head.step is None or mine.step is None or head.step < mine.step
 
 
-def _mean(one: Evaluation) -> float:
-    return fmean(
-        [s.value for s in one.scores if s.higher_is_better and s.filter != DENSE and 0 <= s.value <= 1]
-        or [0.0]
-    )
-
-
 def _unfit(record: EvaluationRecord, work: WorkPaths, name: str) -> str:
-    """Why an evaluation cannot be the reference; "" where it can."""
+    """Return why an evaluation cannot be the reference; "" if it can."""
     known, made = read_evaluation(work.evaluation(name)), read_document(work.evaluation(name))
     if known is None or known.suite.mode == "screen":
         return f"{name} is a screen evaluation itself"
@@ -126,9 +124,9 @@ def _unfit(record: EvaluationRecord, work: WorkPaths, name: str) -> str:
 
 
 def _unlike(record: EvaluationRecord, known: EvaluationRecord) -> str:
-    """How an evaluation as a whole was made otherwise; "" where it was not."""
+    """Return how an evaluation's training, model or prompts differ; "" if they do not."""
     if PurePath(known.checkpoint.announced).parent != PurePath(record.checkpoint.announced).parent:
-        return "is of another training"
+        return "belongs to another training"
     if known.model != record.model or known.inputs.model != record.inputs.model:
         return "ran with other settings of the model"
     changed = (key for key in OF_SUITE if getattr(known.suite, key) != getattr(record.suite, key))
@@ -138,7 +136,7 @@ def _unlike(record: EvaluationRecord, known: EvaluationRecord) -> str:
 def _unlike_tasks(
     record: EvaluationRecord, known: EvaluationRecord, failed: Collection[str]
 ) -> Iterator[str]:
-    """How the tasks of an evaluation differ from those that are to be asked."""
+    """Yield how tasks of an evaluation differ from the tasks to ask."""
     theirs = {task.name: number for number, task in enumerate(known.suite.tasks)}
     for number, task in enumerate(record.suite.tasks):
         if task.name in record.not_asked:
@@ -157,7 +155,7 @@ def _unlike_tasks(
 
 @lru_cache(maxsize=4)
 def _held(work: Path, reference: str, tasks: tuple[str, ...]) -> Mapping[str, Held]:
-    """What the reference has of each of these tasks. OperatorError where documents are missing, or a score is no mean of them."""
+    """Return the reference's documents of these tasks. Raise OperatorError if some are missing, or a score is not their mean."""
     import numpy as np  # noqa: PLC0415
 
     paths = EvaluationPaths(work / reference)
@@ -188,7 +186,7 @@ def _held(work: Path, reference: str, tasks: tuple[str, ...]) -> Mapping[str, He
                     first.setdefault(leaf, (name, score.higher_is_better))
         if len(first) < len(leaves) or len(set(first.values())) > 1:
             raise OperatorError(
-                f"{task}: its score is no mean of its documents, or of another metric by leaf task: leave it out of the suite"
+                f"{task}: its score is not a mean over its documents, or its leaf tasks have different metrics: remove it from the suite"
             )
         found[task] = Held(leaves, *next(iter(first.values())))
     return found
@@ -199,7 +197,7 @@ def _asked(record: EvaluationRecord) -> tuple[TaskEntry, ...]:
 
 
 def held_against(record: EvaluationRecord, work: WorkPaths) -> Mapping[str, Held]:
-    """What the reference has of each task that is asked. OperatorError."""
+    """Return the reference's documents of each task asked. Raise OperatorError as `_held`."""
     assert record.screening is not None
     return _held(work.root, record.screening.reference, tuple(task.name for task in _asked(record)))
 
@@ -208,7 +206,7 @@ def held_against(record: EvaluationRecord, work: WorkPaths) -> Mapping[str, Held
 
 
 def blocks_of(record: EvaluationRecord, work: WorkPaths, task: TaskEntry) -> dict[str, Blocks]:
-    """Leaf task -> its documents, block by block, of one task of the suite."""
+    """Return the documents of each leaf task of one task of the suite, block by block."""
     assert record.suite.screen is not None
     rows: list[tuple[str, int]] = []
     strata: list[tuple[str, int]] = []
@@ -233,14 +231,14 @@ def blocks_of(record: EvaluationRecord, work: WorkPaths, task: TaskEntry) -> dic
 
 
 def _block(count: int, record: EvaluationRecord, task: TaskEntry) -> int:
-    """Documents from one look to the next: all, where a screen would hardly ask fewer."""
+    """Return the documents between two looks: all of them if a screen would hardly ask fewer."""
     assert record.suite.screen is not None
     is_whole = task.judge or likely_share(count, question_of(record.suite.screen)) > TOO_FEW
     return count if is_whole else ceil(count / LOOKS)
 
 
 def order_of(record: EvaluationRecord, work: WorkPaths) -> str:
-    """The digest of the order in which documents are asked."""
+    """Return the digest of the order in which documents are asked."""
     every = [[task.name, blocks_of(record, work, task)] for task in _asked(record)]
     return hashlib.sha256(json.dumps(every, sort_keys=True).encode()).hexdigest()[:8]
 
@@ -249,7 +247,7 @@ def order_of(record: EvaluationRecord, work: WorkPaths) -> str:
 
 
 def judge_screen(record: EvaluationRecord, action: JudgeScreen, work: WorkPaths, now: float) -> ScreenJudged:
-    """What the scored documents of an entry say. OperatorError where they are not the reference's."""
+    """Return the verdict on an entry's scored documents. Raise OperatorError if they differ from the reference's."""
     import numpy as np  # noqa: PLC0415
 
     assert record.suite.screen is not None
@@ -305,7 +303,7 @@ def judge_screen(record: EvaluationRecord, action: JudgeScreen, work: WorkPaths,
 
 
 def _is_whole(held: Held, ours: Mapping[str, Columns]) -> bool:
-    """Whether all documents are asked, also those whose metric failed."""
+    """Return whether all documents were asked, including those whose metric failed."""
     return all(
         len(ours.get(leaf, {DOCUMENT: ()})[DOCUMENT]) == len(its[DOCUMENT])
         for leaf, its in held.leaves.items()
@@ -313,7 +311,7 @@ def _is_whole(held: Held, ours: Mapping[str, Columns]) -> bool:
 
 
 def screens_of(record: EvaluationRecord, found: Iterable[ScreenScore]) -> dict[str, Any]:
-    """What results.json says of a screen evaluation."""
+    """Return the part of results.json about a screen evaluation."""
     assert record.suite.screen is not None
     assert record.screening is not None
     asked = record.suite.screen.model_dump(include={"max_drop", "level", "power", "seed"})

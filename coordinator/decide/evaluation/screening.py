@@ -17,7 +17,7 @@ from coordinator.decide.evaluation.state import EntryState, Look, State
 
 
 def looks_due(state: State, now: float) -> Due:
-    """A score job of each entry of which more blocks are answered than at its last look."""
+    """Yield a score job for each entry with more blocks answered than at its last look."""
     for entry in state.entries:
         if entry.status != "built" or not entry.sets or len(entry.leaves) < len(entry.sets):
             continue
@@ -27,7 +27,7 @@ def looks_due(state: State, now: float) -> Due:
 
 
 def _answered(state: State, entry: EntryState) -> int:
-    """Blocks, from the first on, whose shards are all done."""
+    """Return how many blocks, from the first on, have all their shards done."""
     left, last = [], 0
     for leaf in (state.shards.leaves[name].planned for name in entry.leaves.values()):
         for shard, block in zip(leaf.shards, leaf.shard_blocks, strict=True):
@@ -38,7 +38,7 @@ def _answered(state: State, entry: EntryState) -> int:
 
 
 def judge_look(entry: EntryState, look: Look, unscored: Mapping[str, str]) -> list[Action]:
-    """The documents of a look are scored: they are held against the reference's."""
+    """Compare the scored documents of a look with the reference's."""
     entry.look, entry.unscored = look, unscored
     return [JudgeScreen(entry=entry.index, result_file=look.result_file)]
 
@@ -57,7 +57,7 @@ def take_verdict(state: State, event: ScreenJudged) -> list[Action]:
 
 
 def judge_again(state: State) -> list[Action]:
-    """Looks whose answer did not reach the journal are judged again, to the same end."""
+    """Judge looks again whose verdict did not reach the journal; the verdict is the same."""
     return [
         JudgeScreen(entry=entry.index, result_file=entry.look.result_file)
         for entry in state.entries

@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Literal
 
 from coordinator.decide.verdicts.paired import ALPHA, POWER, compare_paired, confidence_interval
@@ -208,6 +209,5 @@ def detectable_change(
 
 def errors_needed(level: float, power: float) -> float:
     """Return how many standard errors a change has that is seen with `power` at the two-sided `level`."""
-    from scipy import special  # noqa: PLC0415
-
-    return float(special.ndtri(1 - level / 2) + special.ndtri(power))
+    normal = NormalDist()
+    return normal.inv_cdf(1 - level / 2) + normal.inv_cdf(power)

@@ -124,7 +124,7 @@ def training_of(series: Series, against: Callable[[str, str], Mapping[str, Any]]
     points = series.points
     scored = [p for p in points if p.scores]
     labels = {p.evaluation_id: p.label for curve in series.curves for p in curve.points}
-    mean = _mean(series)
+    mean = mean_points(series)
     drops = [drop for curve in series.curves for drop in drops_of(curve)]
     order = {p.evaluation_id: i for i, p in enumerate(points)}
     drops.sort(key=lambda drop: -order[drop.evaluation_id])
@@ -147,7 +147,7 @@ def training_of(series: Series, against: Callable[[str, str], Mapping[str, Any]]
     )
 
 
-def _mean(series: Series) -> dict[str, CurvePoint]:
+def mean_points(series: Series) -> dict[str, CurvePoint]:
     """Return evaluation -> the mean of all its tasks; for a suite with a single score that counts, that score."""
     whole = [c for c in series.means if c.task == MEAN] or [c for c in series.curves if c.is_share]
     return {p.evaluation_id: p for p in whole[0].points} if whole else {}
