@@ -82,7 +82,9 @@ install_locked() {
 # torch, unless one can be imported: PyPI's, of the lock; its version from the site's index or folder, if pip has one.
 install_torch() {
   if "$venv/bin/python" -c 'import torch' 2>/dev/null; then return; fi
-  if "$venv/bin/python" -m pip config list | grep -qE 'extra-index-url|find-links'; then
+  local settings
+  settings=$("$venv/bin/python" -m pip config list)  # no pipe: `grep -q` would end pip early, which pipefail takes for "no"
+  if [[ $settings =~ extra-index-url|find-links ]]; then
     install "$(grep -oE '^torch==[0-9.]+' "$top/requirements/torch.txt")"
   else
     install_locked torch
