@@ -168,7 +168,7 @@ def test_watch_stays_up_with_the_last_scores_and_ends_in_a_pipe(site):
         assert piped.returncode == 0
         *_, ended, last = piped.stdout.splitlines()
         assert re.search(rf"{name}: ended, 2/2 scored: toy_\w+ \w+ \d", ended), piped.stdout
-        assert last.startswith("nothing runs")
+        assert last.startswith("nothing is running")
         watch = Terminal(site.folder, "watch")
         watch.until(lambda: "daemon: running" in watch.said, "the screen")
         watch.said = ""
