@@ -6,7 +6,7 @@ GPU that was offered but is not yet used is not free.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -73,38 +73,24 @@ def allocate(
         for n in nodes
         for gpus, megabytes in (promised.get(n.name, (0, 0)),)
     ]
-    usable = [n for n in nodes if n.usable and n.gpus_free > 0]
-    usable.sort(key=lambda n: (n.best_effort, failures.get(n.name, 0), -n.gpus_free, n.name))
-    idle = [n for n in usable if n.gpus_free == n.gpus]
-    if limits.leave_nodes_free:
-        spared = {n.name for n in idle[max(0, len(idle) - limits.leave_nodes_free) :]}
-        usable = [n for n in usable if n.name not in spared]
+    free = _free_nodes(nodes, failures, limits.leave_nodes_free)
     most = sum(n.gpus for n in nodes)
     left = most if limits.max_gpus is None else max(0, limits.max_gpus - gpus_in_use)
     in_use = set(nodes_in_use).union(*(d.in_use for d in demands))
+    chosen = [n for n in nodes if n.gpus and not n.excluded]
+    largest = max((n.memory_mb for n in chosen if n.counts_memory), default=0)
     taken: set[str] = set()
     offers: dict[str, tuple[Offer, ...]] = {}
     for demand in sorted(demands, key=lambda d: d.turn):
         mine: list[Offer] = []
         wanted = min(demand.gpus, left)
-        chosen = [n for n in nodes if n.gpus and not n.excluded]
-        fits_somewhere = any(_holds(n, n.memory_mb, demand, new=True) for n in chosen)
-        largest = max((n.memory_mb for n in chosen if n.counts_memory), default=0)
-        small = set() if demand.need.refusal(chosen) else {n.name for n in chosen if not demand.need.holds(n)}
-        for node in sorted(usable, key=lambda n: n.name not in demand.in_use):
+        for node, room in _suitable_nodes([n for n in free if n.name not in taken], chosen, demand):
             if wanted < demand.gpus_per_trial:
                 break
-            has = demand.in_use.get(node.name, 0)
             full = limits.max_nodes is not None and len(in_use) >= limits.max_nodes
-            if node.name in taken | small | demand.avoid or (full and node.name not in in_use):
-                continue
-            # GPUs of its own ended trials show as free before their end is seen: they are not new
-            gpus = min(node.gpus_free, node.gpus - has, wanted)
+            gpus = min(room, wanted)
             gpus -= gpus % demand.gpus_per_trial
-            if fits_somewhere:
-                trials = _holds(node, node.memory_free_mb, demand, new=not has)
-                gpus = min(gpus, trials * demand.gpus_per_trial)
-            if gpus <= 0:
+            if gpus <= 0 or (full and node.name not in in_use):
                 continue
             taken.add(node.name)
             in_use.add(node.name)
@@ -113,7 +99,7 @@ def allocate(
             mine.append(
                 Offer(
                     node=node.name,
-                    gpus=has + gpus,
+                    gpus=demand.in_use.get(node.name, 0) + gpus,
                     node_memory_mb=node.memory_mb,
                     largest_mb=largest,
                     gpu_type=node.gpu_type,
@@ -122,6 +108,37 @@ def allocate(
             )
         offers[demand.evaluation_id] = tuple(mine)
     return offers
+
+
+def _free_nodes(nodes: Sequence[NodeState], failures: Mapping[str, int], spared: int) -> list[NodeState]:
+    """Return usable nodes with a free GPU, best first, without the last `spared` idle ones."""
+    usable = [n for n in nodes if n.usable and n.gpus_free > 0]
+    usable.sort(key=lambda n: (n.best_effort, failures.get(n.name, 0), -n.gpus_free, n.name))
+    idle = [n.name for n in usable if n.gpus_free == n.gpus]
+    kept_free = set(idle[max(0, len(idle) - spared) :])
+    return [n for n in usable if n.name not in kept_free]
+
+
+def _suitable_nodes(
+    free: Sequence[NodeState], chosen: Sequence[NodeState], demand: Demand
+) -> Iterator[tuple[NodeState, int]]:
+    """Yield the nodes that can serve `demand`, its own first, each with the most additional GPUs it can give.
+
+    `chosen`: the cluster's nodes, free or not, which say whether any node could ever hold a trial.
+    """
+    fits_somewhere = any(_holds(n, n.memory_mb, demand, new=True) for n in chosen)
+    too_small = set() if demand.need.refusal(chosen) else {n.name for n in chosen if not demand.need.holds(n)}
+    unsuitable = demand.avoid | too_small
+    for node in sorted(free, key=lambda n: n.name not in demand.in_use):
+        if node.name in unsuitable:
+            continue
+        has = demand.in_use.get(node.name, 0)
+        # GPUs of its own ended trials show as free before their end is seen: they are not new
+        gpus = min(node.gpus_free, node.gpus - has)
+        if fits_somewhere:
+            trials = _holds(node, node.memory_free_mb, demand, new=not has)
+            gpus = min(gpus, trials * demand.gpus_per_trial)
+        yield node, gpus
 
 
 def _holds(node: NodeState, megabytes: int, demand: Demand, *, new: bool) -> int:
