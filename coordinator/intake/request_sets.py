@@ -34,6 +34,7 @@ from evaljobs.contract.specs import (
     RequestSetManifest,
     SuiteSpec,
 )
+from evaljobs.contract.storage import find_record, read_record
 from evaljobs.lmeval.shown_inputs import rows_of_set
 
 # entries that `prepare` builds per process, which costs 5 s of CPU to start and reports progress once
@@ -85,9 +86,7 @@ def find_request_sets(folder: Path, cut: str, present: Present | None) -> dict[s
     """
     with contextlib.suppress(OSError):
         os.utime(folder)
-    try:
-        entry = EntryManifest.model_validate_json(entry_manifest(folder).read_bytes())
-    except (OSError, ValidationError):
+    if (entry := find_record(entry_manifest(folder), EntryManifest)) is None:
         return None
     if present is not None:
         rows = rows_of_set(folder, entry.shown)
@@ -95,9 +94,7 @@ def find_request_sets(folder: Path, cut: str, present: Present | None) -> dict[s
             return None
     sets = {task: str(folder / relative) for task, relative in entry.sets.items()}
     for place in sets.values():
-        try:
-            RequestSetManifest.model_validate_json(request_set_manifest(place).read_bytes())
-        except (OSError, ValidationError):
+        if find_record(request_set_manifest(place), RequestSetManifest) is None:
             return None
         if cut and not batch_index_file(place, cut).exists():
             return None
@@ -118,8 +115,8 @@ def read_request_sets(
     sets = {}
     for task, folder in folders.items():
         try:
-            manifest = RequestSetManifest.model_validate_json(request_set_manifest(folder).read_bytes())
-            index = BatchIndex.model_validate_json(batch_index_file(folder, cuts[task]).read_bytes())
+            manifest = read_record(request_set_manifest(folder), RequestSetManifest)
+            index = read_record(batch_index_file(folder, cuts[task]), BatchIndex)
         except (OSError, ValidationError) as error:
             raise RequestSetError(f"the request set of {task} in {folder} cannot be read: {error}") from error
         if index.key != manifest.key:
