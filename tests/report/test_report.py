@@ -21,14 +21,13 @@ from coordinator.results.report.event_times import (
     seconds_within,
     subtract_spans,
 )
-from coordinator.results.report.gpu_use import GpuUse, dead_trials_gpu_use
 from coordinator.results.report.measurements import (
     ShardSpan,
     make_report,
     without_measurements,
 )
 from coordinator.results.report.render import absence_lines, gpu_table
-from coordinator.results.report.tokens import token_use
+from coordinator.results.report.usage import GpuUse, dead_trials_gpu_use, token_use
 from coordinator.runtime.make_summary import summary_of
 from coordinator.site.cluster import Job
 from evaljobs.contract.outcomes import Built, Scored, TrialEnded

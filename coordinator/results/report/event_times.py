@@ -27,7 +27,7 @@ from coordinator.decide.evaluation.events import (
     ResumeAsked,
     RetryAsked,
 )
-from coordinator.results.report.gpu_use import Member
+from coordinator.results.report.usage import Member
 from evaljobs.contract.outcomes import Built, Executed, Scored, Staged, TrialEnded
 
 Span = tuple[float, float]  # start and end in unix seconds

@@ -19,7 +19,6 @@ from coordinator.base.clock import SKEW_SECONDS
 from coordinator.decide.evaluation.events import AnyEvent
 from coordinator.decide.evaluation.state import State
 from coordinator.decide.planning.lower_bound import MeasuredSet, measured_lower_bound
-from coordinator.results.report import gpu_use
 from coordinator.results.report.event_times import (
     GatheredTimes,
     Span,
@@ -27,10 +26,16 @@ from coordinator.results.report.event_times import (
     seconds_within,
     subtract_spans,
 )
-from coordinator.results.report.gpu_use import GpuUse
-from coordinator.results.report.judge_cost import JudgeUse
 from coordinator.results.report.scores import Head, head_of
-from coordinator.results.report.tokens import Indexes, TokenUse, token_use
+from coordinator.results.report.usage import (
+    GpuUse,
+    Indexes,
+    JudgeUse,
+    TokenUse,
+    dead_trials_gpu_use,
+    token_use,
+    trial_gpu_use,
+)
 from evaljobs.contract.names import Cut, ShardId
 from evaljobs.contract.specs import Record
 
@@ -245,12 +250,12 @@ def _gpus(state: State, gathered: GatheredTimes, shards: Sequence[ShardSpan]) ->
     for trial in gathered.trials:
         known = state.trials.by_name.get(trial.name)
         began = None if known is None else gathered.started.get((known.job, known.member))
-        yield gpu_use.trial_gpu_use(trial, began)
+        yield trial_gpu_use(trial, began)
     seconds: dict[str, list[float]] = defaultdict(list)
     for span in shards:
         seconds[span.trial].append(span.seconds)
     said = {trial.name for trial in gathered.trials}
-    yield from gpu_use.dead_trials_gpu_use(state, gathered.started, gathered.ended, said, seconds)
+    yield from dead_trials_gpu_use(state, gathered.started, gathered.ended, said, seconds)
 
 
 def make_report(
