@@ -3,7 +3,7 @@
 Rule: standard library only. `notify` puts a notice on a list and returns. A background thread
 leaves it as a file in the inbox of the work folder, and keeps it until the folder takes it. Each
 kind of fault is one warning. Only rank 0 sends notices. The daemon's `[watch]` folders make up for a lost
-notice. Trainer callbacks are made on request, from the trainer's classes.
+notice. Trainer callbacks are made on request, from the trainer's classes. All of it is one file, which trainings may copy.
 """
 
 # pathlib costs milliseconds at import:

@@ -1,14 +1,10 @@
-"""Identity of a process, whether it lives, and how to end it. Reads Linux's /proc.
+"""Identity of a process, and whether it lives. Reads Linux's /proc.
 
 Rule: a process is (pid, start time, boot id), since the kernel reuses pids.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,14 +67,3 @@ def identify_process(pid: int) -> Process | None:
 
 def is_alive(process: Process) -> bool:
     return identify_process(process.pid) == process
-
-
-def end_process(process: Process | None, *, patience: float) -> None:
-    """Send SIGTERM, and SIGKILL after `patience` seconds; return once it has ended, or after as long again."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        deadline = time.monotonic() + patience
-        if process is not None and is_alive(process):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, number)
-        while process is not None and is_alive(process) and time.monotonic() < deadline:
-            time.sleep(0.01)

@@ -7,13 +7,12 @@ accepted, each once. A checkpoint that is asked again is asked what it was asked
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path, PurePath
 
 from coordinator.decide.evaluation.records import EvaluationRecord
 from evaljobs.contract.paths import slug
 from evaljobs.contract.specs import CheckpointSpec, SuiteSpec
-from evaljobs.contract.storage import read_record
+from evaljobs.contract.storage import find_record
 
 
 def not_asked(work_dir: Path, suite: SuiteSpec, checkpoint: CheckpointSpec) -> tuple[str, ...]:
@@ -35,9 +34,8 @@ def not_asked(work_dir: Path, suite: SuiteSpec, checkpoint: CheckpointSpec) -> t
 
 
 def _records(work_dir: Path, suite: SuiteSpec) -> Iterator[EvaluationRecord]:
-    """Records of evaluations of this suite in this mode; one that cannot be read counts for nothing."""
+    """Yield the records of evaluations of this suite in this mode; one that cannot be read counts for nothing."""
     for file in work_dir.glob(f"*-{slug(suite.name)[:24]}-*/evaluation.json"):
-        with suppress(OSError, ValueError):
-            record = read_record(file, EvaluationRecord)
-            if (record.suite.name, record.suite.mode) == (suite.name, suite.mode):
-                yield record
+        record = find_record(file, EvaluationRecord)
+        if record is not None and (record.suite.name, record.suite.mode) == (suite.name, suite.mode):
+            yield record

@@ -15,7 +15,7 @@ import re
 import stat
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,10 @@ from evaljobs.staging.fingerprint import (
     HEADER_LIMIT,
     SAVE_SUMS,
     BadWeights,
-    Header,
+    Tensors,
     checkpoint_identity,
     content_of,
     is_safe_name,
-    read_header,
     weights_fingerprint,
 )
 
@@ -70,9 +69,7 @@ _STEP = re.compile(
 _EPOCH = re.compile(rf"epochs?[-_=]?([0-9]+){_ENDS}", re.IGNORECASE)
 _ALONE = re.compile(r"^([0-9]+)(?:[-_][a-zA-Z]+)*$")
 LOADED_AT_ONCE = 4  # tensors that transformers reads and converts concurrently
-MOST_TENSORS = 1_000_000  # in all weight files; a model of 10**12 parameters has some 10**5
 MOST_TEXT = 1000  # characters of an error
-Headers = Mapping[str, Header]  # by file
 WRAPPERS = frozenset(trained_values.WRAPPERS)
 DDP_PREFIX = "module."  # prefix of tensor names in DistributedDataParallel
 PEFT_PREFIX = "base_model.model."  # prefix of tensor names in an adapter
@@ -110,19 +107,23 @@ def inspect_checkpoint(
         if convert is not None and not is_hugging_face(folder):
             return _inspect_raw(folder, convert, step)
         config = _config(folder)
-        large, headers = _weights(folder, allow_bin=allow_bin) if weights else ([], {})
-        small = _small_files(folder, code="auto_map" in config or _tokenizer_has_code(folder))
-        sums = _save_sums(folder)
-        files = tuple(_describe(folder, name, sums) for name in sorted({*small, *large}))
-        found = checkpoint_identity(files, folder, headers)
+        large, indexed = _weight_files(folder, allow_bin=allow_bin) if weights else ([], {})
+        files, content = _described(folder, config, large)
+        found = checkpoint_identity(files, folder)  # the only pass over the weights
+        for name, listed in indexed.items():
+            if lost := listed - found.tensors[name].keys():
+                raise CheckpointError(f"{folder / name}: {min(lost)} is missing, although the index lists it")
+        tensors = {name: each for of_file in found.tensors.values() for name, each in of_file.items()}
+        if why := wrapped_name(tensors):
+            raise CheckpointError(f"{folder}: {why}")
         return CheckpointSpec(
             source=str(folder),
             digest=found.digest,
             samples=found.samples,
-            content=_content(folder, files),
+            content=content,
             files=files,
             step=step,
-            weights=_sizes(headers, config) if headers else None,
+            weights=_measured(tensors, config) if indexed else None,
             growing_rope=growing_rope(config),
         )
 
@@ -166,7 +167,7 @@ def _refusing(folder: Path) -> Iterator[None]:
     except FileNotFoundError as error:
         raise CheckpointError(f"{error.filename}: disappeared while the checkpoint was inspected") from error
     except BadWeights as error:
-        raise CheckpointError(f"{folder}: {error}") from error
+        raise CheckpointError(str(error)) from error
     except UnicodeError as error:
         raise CheckpointError(f"{folder}: a file name is not valid UTF-8") from error
     except RecursionError as error:
@@ -187,7 +188,7 @@ def _inspect_raw(folder: Path, convert: str, step: int | None) -> CheckpointSpec
     files = tuple(_describe(folder, name, {}) for name in names)
     if not any(f.size for f in files):
         raise CheckpointError(f"{folder}: contains nothing to convert")
-    rows = [(f.name, f.size, f.mtime_ns, weights_fingerprint(folder / f.name).hex()) for f in files]
+    rows = [(f.name, f.size, f.mtime_ns, weights_fingerprint(folder / f.name)[0]) for f in files]
     digest = hashlib.sha256(json.dumps([convert, *rows]).encode()).hexdigest()[:32]
     return CheckpointSpec(source=str(folder), digest=digest, files=files, step=step)
 
@@ -284,8 +285,8 @@ def _kernel_in(config: Mapping[str, Any]) -> str:
     return ""
 
 
-def _weights(folder: Path, *, allow_bin: bool) -> tuple[list[str], Headers]:
-    """Return the names of the weight files, checked against header and index, and the headers of safetensors."""
+def _weight_files(folder: Path, *, allow_bin: bool) -> tuple[list[str], Mapping[str, set[str]]]:
+    """Return the names of the weight files and their index, and of each safetensors file the tensors that the index lists."""
     for single, index in (
         ("model.safetensors", "model.safetensors.index.json"),
         ("pytorch_model.bin", "pytorch_model.bin.index.json"),
@@ -297,7 +298,7 @@ def _weights(folder: Path, *, allow_bin: bool) -> tuple[list[str], Headers]:
             shards = _indexed(folder, index)
         names = [*([] if single in shards else [index]), *shards]
         if single.endswith(".safetensors"):
-            return names, _headers(folder, shards)
+            return names, shards
         if not allow_bin:
             raise CheckpointError(
                 f"{folder}: only .bin weights, which run code when they are loaded; convert them to safetensors or allow them"
@@ -313,39 +314,18 @@ def _weights(folder: Path, *, allow_bin: bool) -> tuple[list[str], Headers]:
     raise CheckpointError(f"{folder}: incomplete, no model.safetensors and no index of shards{why}")
 
 
-def _headers(folder: Path, shards: Mapping[str, set[str]]) -> Headers:
-    """Return the headers of safetensors. `shards`: file -> tensors that the index lists for it."""
-    headers: dict[str, Header] = {}
-    tensors: set[str] = set()
-    for name, named in shards.items():
-        try:
-            headers[name] = read_header(folder / name)
-        except BadWeights as error:
-            raise CheckpointError(f"{folder / name}: truncated or damaged, {error}") from error
-        if missing := named - headers[name].tensors.keys():
-            raise CheckpointError(f"{folder / name}: {min(missing)} is missing, although the index lists it")
-        tensors |= headers[name].tensors.keys()
-        if len(tensors) > MOST_TENSORS:
-            raise CheckpointError(f"{folder}: has more than {MOST_TENSORS} tensors, which no model has")
-    if wrapped := wrapped_name(tensors):
-        raise CheckpointError(f"{folder}: {wrapped}")
-    return headers
-
-
-def wrapped_name(tensors: Iterable[str]) -> str:
+def wrapped_name(tensors: Collection[str]) -> str:
     """Return an error if tensor names are those of a wrapper, which no loader finds; "" if they are a model's own."""
-    names = list(tensors)
-    found = next((name for name in names if not WRAPPERS.isdisjoint(name.split("."))), "")
-    if not found and names and all(name.removeprefix(PEFT_PREFIX).startswith(DDP_PREFIX) for name in names):
-        found = names[0]
+    found = next((name for name in tensors if not WRAPPERS.isdisjoint(name.split("."))), "")
+    if not found and all(name.removeprefix(PEFT_PREFIX).startswith(DDP_PREFIX) for name in tensors):
+        found = next(iter(tensors), "")
     how = "save the unwrapped model (of torch.compile model._orig_mod, of DDP model.module)"
     return f"its tensors are named as in a wrapped model, such as {found}: {how}" if found else ""
 
 
-def _sizes(headers: Headers, config: Mapping[str, Any]) -> Weights:
+def _measured(tensors: Tensors, config: Mapping[str, Any]) -> Weights:
     """Measure the weights. `config`: of the model; older versions of transformers write its dtype as torch_dtype."""
     sizes: Counter[str] = Counter()
-    tensors = {name: tensor for header in headers.values() for name, tensor in header.tensors.items()}
     for dtype, size in tensors.values():
         sizes[dtype] += size
     named = config.get("dtype") or config.get("torch_dtype")
@@ -371,6 +351,22 @@ def _indexed(folder: Path, index: str) -> dict[str, set[str]]:
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder}: incomplete, {index} names {name}, which is missing")
     return shards
+
+
+def _described(
+    folder: Path, config: Mapping[str, Any], large: Iterable[str]
+) -> tuple[tuple[CheckpointFile, ...], str | None]:
+    """Return the files that inference needs, and their content hash from the hook's hashes; None if one is missing, or a file
+    was written later.
+    """
+    small = _small_files(folder, code="auto_map" in config or _tokenizer_has_code(folder))
+    sums = _save_sums(folder)
+    files = tuple(_describe(folder, name, sums) for name in sorted({*small, *large}))
+    if not all(f.name in sums for f in files):
+        return files, None
+    written = (folder / SAVE_SUMS).stat().st_mtime_ns
+    late = any(f.mtime_ns > written for f in files)
+    return files, None if late else content_of({f.name: sums[f.name] for f in files})
 
 
 def _small_files(folder: Path, *, code: bool) -> list[str]:
@@ -421,15 +417,6 @@ def _save_sums(folder: Path) -> dict[str, str]:
     if not isinstance(sums, dict):
         raise CheckpointError(f"{folder / SAVE_SUMS}: has no xxh3_128 table")
     return {str(name): str(value) for name, value in sums.items()}
-
-
-def _content(folder: Path, files: Iterable[CheckpointFile]) -> str | None:
-    """Return the content hash of the checkpoint from the hook's hashes; None if one is missing, or a file was written later."""
-    sums = {f.name: f.xxh3_128 for f in files if f.xxh3_128 is not None}
-    if not all(f.name in sums for f in files):
-        return None
-    written = (folder / SAVE_SUMS).stat().st_mtime_ns
-    return None if any(f.mtime_ns > written for f in files) else content_of(sums)
 
 
 def _describe(folder: Path, name: str, sums: dict[str, str]) -> CheckpointFile:

@@ -31,7 +31,7 @@ from coordinator.errors import OperatorError
 from coordinator.intake.work_folder import SHARED_INBOX_MODE, name_of, unsafe_reason
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import Record, StateRecord, SuiteSpec
-from evaljobs.contract.storage import FrameError, read_with_status, write_atomic, write_record
+from evaljobs.contract.storage import FrameError, find_record, read_with_status, write_atomic, write_record
 
 log = logging.getLogger(__name__)
 
@@ -300,14 +300,11 @@ def _claims(text: bytes, path: Path) -> Notice:
 
 def _reasons(folder: Path) -> list[tuple[Path, RefusedCheckpoint]]:
     """Return the reasons in `refused/`, oldest first; none if storage is unavailable."""
-    found = []
+    files: list[Path] = []
     with suppress(OSError), os.scandir(folder) as entries:
-        for name in sorted(e.name for e in entries if e.name.endswith(".reason")):
-            with suppress(OSError, ValidationError):
-                found.append(
-                    (folder / name, RefusedCheckpoint.model_validate_json((folder / name).read_bytes()))
-                )
-    return sorted(found, key=lambda one: one[1].at)
+        files = sorted(Path(entry.path) for entry in entries if entry.name.endswith(".reason"))
+    found = ((file, find_record(file, RefusedCheckpoint)) for file in files)
+    return sorted(((file, reason) for file, reason in found if reason), key=lambda one: one[1].at)
 
 
 def _remove(path: Path) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from coordinator.base.words import one_line
 from coordinator.errors import RetryError
@@ -20,7 +20,7 @@ from coordinator.intake.inbox import InboxFile, Notice, RefusedCheckpoint, read_
 from coordinator.site.cluster import ClusterError
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import StateRecord
-from evaljobs.contract.storage import write_record
+from evaljobs.contract.storage import find_record, write_record
 
 log = logging.getLogger(__name__)
 
@@ -53,15 +53,8 @@ class PendingCheckpoints(StateRecord):
 
 def read_pending(paths: WorkPaths, now: float) -> PendingCheckpoints:
     """Read the checkpoints as the last daemon left them. `now`: unix seconds."""
-    return _written(paths.pending).model_copy(update={"refused": read_refusals(paths, now)})
-
-
-def _written(path: Path) -> PendingCheckpoints:
-    """Return the contents of the file; empty if it is missing, or storage is unavailable."""
-    try:
-        return PendingCheckpoints.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError):
-        return PendingCheckpoints()
+    found = find_record(paths.pending, PendingCheckpoints) or PendingCheckpoints()
+    return found.model_copy(update={"refused": read_refusals(paths, now)})
 
 
 def waits_for_daemon(holder: str, daemon: str = "evalspan daemon") -> str:
@@ -135,7 +128,7 @@ class PendingWriter:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._last = _written(path)
+        self._last = find_record(path, PendingCheckpoints)
 
     def write(self, pending: Iterable[PendingCheckpoint]) -> None:
         """Write the file if it has changed. Raise OSError if the disk refuses; the next look tries again."""

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 
-from pydantic import ValidationError
-
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import StateRecord
-from evaljobs.contract.storage import read_record, write_record
+from evaljobs.contract.storage import find_record, write_record
 
 
 class Places(StateRecord):
@@ -24,10 +22,8 @@ class Places(StateRecord):
 
 def read_places(paths: EvaluationPaths) -> tuple[str, ...]:
     """Read the evaluation's additional folders; empty if there are none."""
-    try:
-        return read_record(paths.places, Places).places
-    except (OSError, ValidationError):
-        return ()
+    found = find_record(paths.places, Places)
+    return () if found is None else found.places
 
 
 def record_place(paths: EvaluationPaths, own: str, place: str) -> None:

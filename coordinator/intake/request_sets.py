@@ -34,6 +34,7 @@ from evaljobs.contract.specs import (
     RequestSetManifest,
     SuiteSpec,
 )
+from evaljobs.contract.storage import find_record, read_record
 from evaljobs.lmeval.shown_inputs import rows_of_set
 
 # entries that `prepare` builds per process, which costs 5 s of CPU to start and reports progress once
@@ -41,19 +42,15 @@ IN_A_PROCESS = 8
 WEIGHTS = (".safetensors", ".bin", ".safetensors.index.json", ".bin.index.json")
 
 
-def folder_name(
-    suite: SuiteSpec, entry: int, checkpoint: CheckpointSpec, model: ModelOptions, inputs: Inputs
-) -> str:
-    """Return the folder name of this entry's request sets. Reads config and tokenizer files; raises OSError."""
-    task = suite.tasks[entry]
-    what = {
-        # batches are cut from the same requests: one file per cut
-        "task": task.model_dump(mode="json", exclude={"batch_size", "group", "every"}),
+def folder_names(
+    suite: SuiteSpec, checkpoint: CheckpointSpec, model: ModelOptions, inputs: Inputs
+) -> list[str]:
+    """Return the folder name of each entry's request sets. Reads config and tokenizer files, once; raises OSError."""
+    common = {
         "seed": suite.seed,
         "chat": suite.apply_chat_template,
         "system": suite.system_instruction,
         "multiturn": suite.fewshot_as_multiturn,
-        "sources": inputs.entries[entry].model_dump(mode="json"),
         "named": inputs.named(adapters=False),
         "env": inputs.env,
         "command": inputs.command,
@@ -67,8 +64,14 @@ def folder_name(
         "args": {key: value for key, value in model.model_args.items() if key not in ADAPTERS},
         "lm_eval": inputs.lm_eval,
     }
-    digest = hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()[:16]
-    return f"{slug(task.name)[:48]}-{digest}"
+    names = []
+    for task, sources in zip(suite.tasks, inputs.entries, strict=True):
+        # batches are cut from the same requests: one file per cut
+        own = task.model_dump(mode="json", exclude={"batch_size", "group", "every"})
+        what = common | {"task": own, "sources": sources.model_dump(mode="json")}
+        digest = hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        names.append(f"{slug(task.name)[:48]}-{digest}")
+    return names
 
 
 def _digest(path: Path) -> list[str]:
@@ -83,9 +86,7 @@ def find_request_sets(folder: Path, cut: str, present: Present | None) -> dict[s
     """
     with contextlib.suppress(OSError):
         os.utime(folder)
-    try:
-        entry = EntryManifest.model_validate_json(entry_manifest(folder).read_bytes())
-    except (OSError, ValidationError):
+    if (entry := find_record(entry_manifest(folder), EntryManifest)) is None:
         return None
     if present is not None:
         rows = rows_of_set(folder, entry.shown)
@@ -93,9 +94,7 @@ def find_request_sets(folder: Path, cut: str, present: Present | None) -> dict[s
             return None
     sets = {task: str(folder / relative) for task, relative in entry.sets.items()}
     for place in sets.values():
-        try:
-            RequestSetManifest.model_validate_json(request_set_manifest(place).read_bytes())
-        except (OSError, ValidationError):
+        if find_record(request_set_manifest(place), RequestSetManifest) is None:
             return None
         if cut and not batch_index_file(place, cut).exists():
             return None
@@ -116,8 +115,8 @@ def read_request_sets(
     sets = {}
     for task, folder in folders.items():
         try:
-            manifest = RequestSetManifest.model_validate_json(request_set_manifest(folder).read_bytes())
-            index = BatchIndex.model_validate_json(batch_index_file(folder, cuts[task]).read_bytes())
+            manifest = read_record(request_set_manifest(folder), RequestSetManifest)
+            index = read_record(batch_index_file(folder, cuts[task]), BatchIndex)
         except (OSError, ValidationError) as error:
             raise RequestSetError(f"the request set of {task} in {folder} cannot be read: {error}") from error
         if index.key != manifest.key:
@@ -150,8 +149,8 @@ def sets_at_hand(
 ) -> dict[str, dict[str, str]]:
     """Return task -> {leaf task: folder} of the suite's request sets that are built for this tokenizer."""
     sets, present = {}, None if site.foreign else Present(site)
-    for index, task in enumerate(suite.tasks):
-        name = folder_name(suite, index, checkpoint, model, inputs)
+    names = folder_names(suite, checkpoint, model, inputs)
+    for index, (task, name) in enumerate(zip(suite.tasks, names, strict=True)):
         there = find_request_sets(site.paths.request_sets / name, _on_disk(suite, index), present)
         if there is not None:
             sets[task.name] = there
@@ -176,9 +175,7 @@ def prepare_request_sets(
     checkpoint = inspect_checkpoint(tokenizer, weights=False)
     made_of, present = inputs(suite, model), Present(site)
     tasks = list(enumerate(suite.tasks))
-    places = [
-        site.paths.request_sets / folder_name(suite, index, checkpoint, model, made_of) for index, _ in tasks
-    ]
+    places = [site.paths.request_sets / name for name in folder_names(suite, checkpoint, model, made_of)]
     waiting = [i for i, _ in tasks if find_request_sets(places[i], _on_disk(suite, i), present) is None]
     specs = {
         index: BuildSpec(

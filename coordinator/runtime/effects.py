@@ -162,10 +162,8 @@ class Performer:
         sets: dict[int, dict[str, str]] = {}
         folders: dict[int, str] = {}
         batch_size, present = record.suite.batch_size, Present(self.site)
-        for index in range(len(record.suite.tasks)):
-            name = request_sets.folder_name(
-                record.suite, index, record.checkpoint, record.model, record.inputs
-            )
+        names = request_sets.folder_names(record.suite, record.checkpoint, record.model, record.inputs)
+        for index, name in enumerate(names):
             folder = self.site.paths.request_sets / name
             folders[index] = str(folder)
             cut = cut_of(record.suite, index, batch_size, record.suite.token_budget, record.order)

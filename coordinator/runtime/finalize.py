@@ -26,10 +26,10 @@ from coordinator.decide.evaluation.records import cut_on_disk
 from coordinator.decide.evaluation.state import State
 from coordinator.decide.planning.make_plan import BYTES_PER_PARAMETER, hardware_of
 from coordinator.intake import request_sets
-from coordinator.results.report.judge_cost import judge_use
 from coordinator.results.report.load_series import make_evaluation
 from coordinator.results.report.measurements import Report, ShardSpan, make_report, without_measurements
 from coordinator.results.report.scores import Evaluation
+from coordinator.results.report.usage import judge_use
 from coordinator.runtime.chance import at_chance, fell_to_chance
 from coordinator.runtime.journal import read_events
 from coordinator.runtime.reuse import REUSED

@@ -36,7 +36,7 @@ from coordinator.site.diagnosis.diagnose import diagnosis_in_words
 from evaljobs.contract import archived_files
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import StateRecord
-from evaljobs.contract.storage import write_atomic
+from evaljobs.contract.storage import find_record, write_atomic
 
 SCHEMA_VERSION: Literal[3] = 3
 WRITE_SECONDS = 5.0  # minimum between two writes of one evaluation's summary
@@ -306,10 +306,7 @@ def read_ended_summary(paths: EvaluationPaths) -> Summary | None:
 
 def read_evaluation(paths: EvaluationPaths) -> EvaluationRecord | None:
     """Read the record that an evaluation was accepted with; None if it cannot be read."""
-    try:
-        return EvaluationRecord.model_validate_json(paths.evaluation.read_bytes())
-    except (OSError, ValidationError):
-        return None
+    return find_record(paths.evaluation, EvaluationRecord)
 
 
 def summary_of_record(paths: EvaluationPaths, fault: str) -> Summary:

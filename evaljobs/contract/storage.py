@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import IO, TypeVar
 
 import xxhash
+from pydantic import ValidationError
 
 from evaljobs.contract.archived_files import open_file
 from evaljobs.contract.outcomes import Outcome, ShardResponses
@@ -211,6 +212,14 @@ def write_record(path: str | Path, record: Record) -> None:
 def read_record(path: str | Path, model: type[R]) -> R:
     """Read a record. Raise FileNotFoundError, or ValidationError if another version wrote it."""
     return model.model_validate_json(Path(path).read_bytes())
+
+
+def find_record(path: str | Path, model: type[R]) -> R | None:
+    """Read a record; None if it is missing, cannot be read, or is damaged or of another version."""
+    try:
+        return read_record(path, model)
+    except (OSError, ValidationError):
+        return None
 
 
 def write_outcome(paths: EvaluationPaths, outcome: Outcome) -> Path:

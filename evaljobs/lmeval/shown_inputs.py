@@ -313,9 +313,9 @@ def merge_rows(several: Iterable[Rows]) -> dict[str, str]:
     return found
 
 
-def changed_paths(rows: Rows, digests: Digests | None = None) -> list[str]:
+def changed_paths(rows: Rows) -> list[str]:
     """Return paths whose digest has changed, sorted."""
-    digests = digests or Digests()
+    digests = Digests()
     return sorted(path for path, digest in rows.items() if digest_of(path, digests) != digest)
 
 

@@ -2,8 +2,7 @@
 
 Rules: readers take blocks from all files in turn, so that the files end together: the kernel takes one writer per tmpfs file
 at a time, and slow storage answers concurrently. Each block is hashed in its file's order by the reader that wrote it, while
-it is still in the processor's cache. A source that changes meanwhile is found by size and mtime. Called by `precursor.py`:
-`copy_files` for a copy, `hash_file` to verify one.
+it is still in the processor's cache. A source that changes meanwhile is found by size and mtime. Called by `precursor.py`.
 """
 
 from __future__ import annotations
@@ -160,13 +159,3 @@ def _write(copy: Copy, view: memoryview, offset: int) -> None:
             done += os.pwrite(copy.target, view[done:], offset + done)
     except OSError as error:
         raise TargetFailed(f"writing {copy.name} failed: {error.strerror}") from error
-
-
-def hash_file(path: Path, *, block: int = 8 * BLOCK) -> str:
-    """Return the xxh3_128 (hex) of a file."""
-    state = xxhash.xxh3_128()
-    buffer = memoryview(mmap.mmap(-1, block))
-    with path.open("rb", buffering=0) as file:
-        while got := file.readinto(buffer):
-            state.update(buffer[:got])
-    return state.hexdigest()

@@ -32,9 +32,9 @@ PATIENCE_SECONDS = 120.0  # the longest that a precursor reads ahead: trials tha
 Ranges = list[tuple[int, int]]  # first byte and length
 
 
-def list_of(work: WorkPaths, interpreter: str = sys.executable) -> Path:
-    """The file with the ranges that trials of this interpreter have touched."""
-    return work.environments / f"{hashlib.sha256(interpreter.encode()).hexdigest()[:16]}.json"
+def list_of(work: WorkPaths) -> Path:
+    """Return the file with the ranges that trials of this interpreter have touched."""
+    return work.environments / f"{hashlib.sha256(sys.executable.encode()).hexdigest()[:16]}.json"
 
 
 def record_touched(place: Path) -> None:

@@ -1,4 +1,4 @@
-"""Safetensors headers, and the identity of a checkpoint or an adapter: a digest of its files.
+"""Safetensors headers, and the identity of a checkpoint or an adapter: a digest of its files, each read once.
 
 Rules: weights count by header, size, mtime and a sample of every tensor, so no weight file is read whole; every other file
 counts by content, regardless of its mtime. A checkpoint on shared storage and its copy have the same identity.
@@ -15,11 +15,12 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
+
+import xxhash
 
 from evaljobs.contract.specs import CheckpointFile, CheckpointSpec
-from evaljobs.staging.copy import BLOCK, SourceChanged, check_source, hash_file
+from evaljobs.staging.copy import SourceChanged, check_source
 
 HEADER_LIMIT = 100 << 20  # bytes; the safetensors library's own limit of a header
 WEIGHTS = (
@@ -31,6 +32,7 @@ WEIGHTS = (
 )  # larger files than HEADER_LIMIT count as weights, too
 SAMPLE_BYTES = 1024
 SAMPLED_PART = 64 << 20  # larger tensors are sampled in parts of this size
+MOST_TENSORS = 1_000_000  # in all weight files; a model of 10**12 parameters has some 10**5
 PLAIN_PARTS = 64  # parts of a weight file in another format, each sampled like a tensor
 # {"xxh3_128": {file name: hex}}, written beside the weights when they are saved
 SAVE_SUMS = "evalspan.sums.json"
@@ -49,19 +51,25 @@ class FileRow(NamedTuple):
     mtime_ns: int = 0
 
 
+Tensors = Mapping[str, tuple[str, int]]  # name -> (dtype as in the header, such as "BF16"; bytes)
+
+
 class Identity(NamedTuple):
-    """32 hex digits each: `digest` of everything that counts, `samples` of the same without mtimes."""
+    """What one pass over a checkpoint's files yields. 32 hex digits each: `digest` of everything that counts, `samples` of the
+    same without mtimes.
+    """
 
     digest: str
     samples: str
+    tensors: Mapping[str, Tensors]  # by safetensors file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """A safetensors header: its raw JSON, name -> (dtype such as "BF16", bytes) of its tensors, and (first byte, end) of each."""
+    """A safetensors header: its raw JSON, its tensors, and (first byte, end) of each."""
 
     raw: bytes
-    tensors: Mapping[str, tuple[str, int]]
+    tensors: Tensors
     spans: Sequence[tuple[int, int]]
 
 
@@ -79,12 +87,16 @@ def read_header(path: str | Path) -> Header:
     Raise BadWeights if the file is shorter or longer than its header says, OSError if it cannot be read.
     """
     with Path(path).open("rb") as file:
-        actual = os.fstat(file.fileno()).st_size
-        first = file.read(8)
-        length = int.from_bytes(first, "little")
-        if len(first) < 8 or length > min(HEADER_LIMIT, actual - 8):
-            raise BadWeights(f"too short for a safetensors header: {actual} bytes (half-written?)")
-        raw = file.read(length)
+        return _header_in(file)
+
+
+def _header_in(file: BinaryIO) -> Header:
+    actual = os.fstat(file.fileno()).st_size
+    first = file.read(8)
+    length = int.from_bytes(first, "little")
+    if len(first) < 8 or length > min(HEADER_LIMIT, actual - 8):
+        raise BadWeights(f"too short for a safetensors header: {actual} bytes (half-written?)")
+    raw = file.read(length)
     try:
         table: dict[str, Any] = json.loads(raw)
         entries = {
@@ -109,19 +121,23 @@ def read_header(path: str | Path) -> Header:
     )
 
 
-def weights_fingerprint(path: str | Path, header: Header | None = None) -> bytes:
-    """Digest a weight file's header and samples: of every tensor, or of 64 parts, and at its quarters and end.
+def weights_fingerprint(path: str | Path) -> tuple[str, Tensors]:
+    """Return a digest (hex) of a weight file's header and samples, and its tensors; none are known of another format.
 
-    `header`: of a safetensors file, if already read.
-
-    Two saves of one model have equal sizes and headers, and with mtimes in whole seconds (or restored by a copy) nothing else
-    distinguishes them: training changes every tensor, so the samples do.
+    Samples are of every tensor, or of 64 parts, and at the file's quarters and end. Two saves of one model have equal sizes
+    and headers, and with mtimes in whole seconds (or restored by a copy) nothing else distinguishes them: training changes
+    every tensor, so the samples do. Raise BadWeights, which names the file.
     """
     sha = hashlib.sha256()
-    with Path(path).open("rb", buffering=0) as file:
+    tensors: Tensors = {}
+    with Path(path).open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         if str(path).endswith(".safetensors"):
-            header = header or read_header(path)
+            try:
+                header = _header_in(file)
+            except BadWeights as error:
+                raise BadWeights(f"{path}: truncated or damaged, {error}") from error
+            tensors = header.tensors
             sha.update(header.raw)
             places = [place for span in header.spans for place in _places(*span, 1)]
         else:
@@ -131,7 +147,13 @@ def weights_fingerprint(path: str | Path, header: Header | None = None) -> bytes
             os.posix_fadvise(file.fileno(), place, SAMPLE_BYTES, os.POSIX_FADV_WILLNEED)
         for place in places:
             sha.update(os.pread(file.fileno(), SAMPLE_BYTES, place))
-    return sha.digest()
+    return sha.hexdigest(), tensors
+
+
+def hash_file(path: Path) -> str:
+    """Return the xxh3_128 (hex) of a file."""
+    with path.open("rb", buffering=0) as file:
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 def _places(start: int, stop: int, parts: int) -> Iterator[int]:
@@ -147,17 +169,12 @@ def is_weights(name: str, size: int) -> bool:
     return name.endswith(WEIGHTS) or size > HEADER_LIMIT
 
 
-def checkpoint_identity(
-    files: Iterable[CheckpointFile], folder: str | Path, headers: Mapping[str, Header] = MappingProxyType({})
-) -> Identity:
-    """Return the identity of a checkpoint, over `files` (in any order) and their contents.
+def checkpoint_identity(files: Iterable[CheckpointFile], folder: str | Path) -> Identity:
+    """Return the identity of a checkpoint, over `files` (in any order) and their contents, and its tensors.
 
-    `folder` contains the files: the checkpoint itself or a copy of it. `headers`: of safetensors already read, by file.
-    Raises BadWeights and OSError.
+    `folder` contains the files: the checkpoint itself or a copy of it. Raise OSError, or BadWeights, which names the file.
     """
-    return _of_rows(
-        [_row(f.name, f.size, f.mtime_ns, Path(folder) / f.name, headers.get(f.name)) for f in files]
-    )
+    return _identity((f.name, f.size, f.mtime_ns, Path(folder) / f.name) for f in files)
 
 
 def content_of(sums: Mapping[str, str]) -> str:
@@ -190,7 +207,7 @@ def _check(place: str | Path, announced: str, look: Callable[[], str]) -> None:
     except FileNotFoundError as error:
         raise SourceChanged(f"{error.filename} is gone") from error
     except BadWeights as error:
-        raise SourceChanged(f"{place}: {error}") from error
+        raise SourceChanged(str(error)) from error
     raise SourceChanged(f"{place} holds other content than was announced")
 
 
@@ -206,26 +223,32 @@ def folder_identity(place: str | Path) -> str:
     """
     place = Path(place)
     if not place.is_dir():
-        return _of_rows([_row(place.name, (found := place.stat()).st_size, found.st_mtime_ns, place)]).digest
-    rows = []
+        found = place.stat()
+        return _identity([(place.name, found.st_size, found.st_mtime_ns, place)]).digest
+    there = []
     for path, folders, files in os.walk(place):
         folders[:] = [each for each in folders if not each.startswith((".", "__pycache__"))]
         for file in (Path(path) / name for name in files if name[0] != "."):
             if file.is_file():
                 found = file.stat()
-                rows.append(_row(file.relative_to(place).as_posix(), found.st_size, found.st_mtime_ns, file))
-    return _of_rows(rows).digest
+                there.append((file.relative_to(place).as_posix(), found.st_size, found.st_mtime_ns, file))
+    return _identity(there).digest
 
 
-def _row(name: str, size: int, mtime_ns: int, place: Path, header: Header | None = None) -> FileRow:
-    if is_weights(name, size):
-        return FileRow(name, weights_fingerprint(place, header).hex(), size, mtime_ns)
-    return FileRow(name, hash_file(place, block=BLOCK))
-
-
-def _of_rows(rows: Iterable[FileRow]) -> Identity:
-    rows = sorted(rows)
-    return Identity(_digest(rows), _digest([row._replace(mtime_ns=0) for row in rows]))
+def _identity(files: Iterable[tuple[str, int, int, Path]]) -> Identity:
+    """Return the identity of files: (name, bytes, mtime in ns, path) of each."""
+    rows: list[FileRow] = []
+    tensors: dict[str, Tensors] = {}
+    for name, size, mtime_ns, place in files:
+        if not is_weights(name, size):
+            rows.append(FileRow(name, hash_file(place)))
+            continue
+        digest, tensors[name] = weights_fingerprint(place)
+        rows.append(FileRow(name, digest, size, mtime_ns))
+        if sum(map(len, tensors.values())) > MOST_TENSORS:
+            raise BadWeights(f"{place.parent}: has more than {MOST_TENSORS} tensors, which no model has")
+    rows.sort()
+    return Identity(_digest(rows), _digest([row._replace(mtime_ns=0) for row in rows]), tensors)
 
 
 def _digest(rows: Sequence[tuple[object, ...]]) -> str:

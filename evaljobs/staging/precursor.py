@@ -33,7 +33,13 @@ from evaljobs.staging import copy as copying
 from evaljobs.staging import environment, segments, store
 from evaljobs.staging.capacity import gpu_name, measure_room
 from evaljobs.staging.coordinator_lease import CoordinatorLease, is_there
-from evaljobs.staging.fingerprint import announced_mtime, check_identity, check_storage, content_of
+from evaljobs.staging.fingerprint import (
+    announced_mtime,
+    check_identity,
+    check_storage,
+    content_of,
+    hash_file,
+)
 from evaljobs.staging.store import INCOMING, MANIFEST, Slot, StoreRefused
 
 POLL_SECONDS = 0.5  # between two looks for the release file
@@ -163,7 +169,7 @@ def _differing(slot: Slot, spec: StageSpec) -> list[str]:
 
     def bad(file: CheckpointFile) -> bool:
         try:
-            found = copying.hash_file(slot.model / file.name)
+            found = hash_file(slot.model / file.name)
         except OSError:
             return True
         return found != sums.get(file.name) or file.xxh3_128 not in (None, found)

@@ -144,8 +144,8 @@ def main(root: Path, given: dict[str, Any]) -> None:
         place = root / "checkpoints" / f"step-{number}"
         checkpoint = inspect_checkpoint(make_checkpoint(place, shards=1, size=size, seed=number))
         if number == 0:
-            for index, one in enumerate(sets):
-                name = request_sets.folder_name(suite, index, checkpoint, model, inputs)
+            names = request_sets.folder_names(suite, checkpoint, model, inputs)
+            for one, name in zip(sets, names, strict=True):
                 write_set(one, site.paths.request_sets / name)
             common = {"model_parameters": checkpoint.bytes // BYTES_PER_PARAMETER, "load_seconds": load}
             learnt = [observation(one, at, **common) for at in range(EARLIER) for one in sets]

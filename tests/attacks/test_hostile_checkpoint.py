@@ -91,7 +91,7 @@ HOSTILE = {
 @pytest.mark.parametrize("what", HOSTILE)
 def test_a_hostile_folder_is_refused_unread(what, tmp_path, monkeypatch):
     """It fills no memory, names no file outside of it and no code of the hub."""
-    monkeypatch.setattr("coordinator.intake.checkpoint.MOST_TENSORS", 100)
+    monkeypatch.setattr("evaljobs.staging.fingerprint.MOST_TENSORS", 100)
     edit, words = HOSTILE[what]
     folder = make_checkpoint(tmp_path / "run" / "step-1", size=100)
     edit(folder)

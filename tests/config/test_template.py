@@ -12,8 +12,7 @@ from coordinator.interface.cli import app
 from coordinator.site.cluster import NodeState
 from coordinator.site.cluster.daemon_job import probe_of
 from coordinator.site.config import loading, schema
-from coordinator.site.config.site_presets import site_preset, site_presets
-from coordinator.site.config.template import default_text
+from coordinator.site.config.template import default_text, site_preset, site_presets
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = {".".join(location) for location, _ in schema.all_settings()}

@@ -21,12 +21,12 @@ from coordinator.interface.cli.screen.listing import Surroundings, show_left_out
 from coordinator.interface.cli.screen.live_screen import ALIVE_SECONDS, Watcher
 from coordinator.results.report import mode_check
 from coordinator.results.report.comparisons import heads_of, show_comparison
-from coordinator.results.report.gpu_use import GpuUse
 from coordinator.results.report.learning_curves import make_series
 from coordinator.results.report.measurements import UNMEASURED, EntryLine, Report
 from coordinator.results.report.render import score_table, show_report
 from coordinator.results.report.scores import ScoreValue, scores_of
 from coordinator.results.report.series_screen import show_series
+from coordinator.results.report.usage import GpuUse
 from coordinator.runtime import observers
 from coordinator.runtime.summary import Halt, Lane, Node, Summary, Task, TimedNote
 from coordinator.site.cluster import JobState

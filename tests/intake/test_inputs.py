@@ -15,7 +15,7 @@ from coordinator.decide.evaluation.job_specs import Site
 from coordinator.decide.evaluation.records import evaluation_id
 from coordinator.errors import OperatorError
 from coordinator.intake.checkpoint import inspect_checkpoint
-from coordinator.intake.request_sets import folder_name
+from coordinator.intake.request_sets import folder_names
 from coordinator.intake.source_keys import _named_by, check_adapter, inputs_of, with_full_paths
 from coordinator.intake.suites import load_suite
 from evaljobs.contract.specs import ModelOptions
@@ -32,10 +32,8 @@ def keys_of(world):
     )  # fmt: skip
     inputs = inputs_of(suite, model, site, "0")
     checkpoint = inspect_checkpoint(world.path(world.model))
-    sets = {
-        task.name: folder_name(suite, number, checkpoint, model, inputs)
-        for number, task in enumerate(suite.tasks)
-    }
+    names = folder_names(suite, checkpoint, model, inputs)
+    sets = dict(zip((task.name for task in suite.tasks), names, strict=True))
     return evaluation_id(checkpoint, suite, model, None, inputs), sets
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator import api
+from coordinator.api import submitting
 from coordinator.decide.evaluation.records import Inputs, evaluation_id
 from coordinator.intake import suites
 from coordinator.intake.inbox import Notice
@@ -87,8 +87,8 @@ def test_a_notice_names_a_shipped_suite_beside_a_file_of_its_name(tmp_path, monk
     """As the suite itself is found: a file is named with a slash, or by .toml."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "core").touch()
-    assert api._named({"suite": "core"}, Config()) == "core"
-    assert api._named({"suite": "./s.toml"}, Config()) == str(tmp_path / "s.toml")
+    assert submitting._named({"suite": "core"}, Config()) == "core"
+    assert submitting._named({"suite": "./s.toml"}, Config()) == str(tmp_path / "s.toml")
 
 
 NAMES = st.text("abcdefgh_", min_size=1, max_size=60)

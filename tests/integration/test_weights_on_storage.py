@@ -12,8 +12,7 @@ from support import sites
 from coordinator import hook
 from coordinator.intake.checkpoint import inspect_checkpoint
 from coordinator.trained_values import copy_values
-from evaljobs.staging.copy import hash_file
-from evaljobs.staging.fingerprint import SAMPLE_BYTES, SAVE_SUMS, content_of, read_header
+from evaljobs.staging.fingerprint import SAMPLE_BYTES, SAVE_SUMS, content_of, hash_file, read_header
 
 pytestmark = pytest.mark.model
 

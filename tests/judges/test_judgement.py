@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.results.report.judge_cost import judge_use
+from coordinator.results.report.usage import judge_use
 from evaljobs.contract.specs import JudgeConfig
 from evaljobs.judges.judgement import Ask, Judgement, ask_key, cost_at_most, read_answer, reply_cost
 

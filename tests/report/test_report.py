@@ -14,16 +14,20 @@ from support.simulated.world import World
 from coordinator.base import words
 from coordinator.decide.evaluation import events as ev
 from coordinator.decide.evaluation.state import JobInfo, State, Trial
-from coordinator.results.report.gpu_use import GpuUse, dead_trials_gpu_use
-from coordinator.results.report.measurements import (
+from coordinator.results.report.event_times import (
     LEAST_WAIT_SECONDS,
+    Absences,
+    covered_seconds,
+    seconds_within,
+    subtract_spans,
+)
+from coordinator.results.report.measurements import (
     ShardSpan,
     make_report,
     without_measurements,
 )
-from coordinator.results.report.pauses import Absences, covered_seconds, seconds_within, subtract_spans
 from coordinator.results.report.render import absence_lines, gpu_table
-from coordinator.results.report.tokens import token_use
+from coordinator.results.report.usage import GpuUse, dead_trials_gpu_use, token_use
 from coordinator.runtime.make_summary import summary_of
 from coordinator.site.cluster import Job
 from evaljobs.contract.outcomes import Built, Scored, TrialEnded

@@ -20,7 +20,7 @@ from support.toys import TASKS, config_text
 from support.trainings import leave
 
 import evalspan
-from coordinator import api
+from coordinator.api import submitting
 from coordinator.decide.evaluation.events import Accepted
 from coordinator.decide.evaluation.records import EvaluationRecord
 from coordinator.errors import OperatorError
@@ -48,7 +48,7 @@ def settings(tmp_path):
 @pytest.fixture
 def waits(monkeypatch):
     """`waits(sent)`: `wait` of it does not end."""
-    monkeypatch.setattr(api, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(submitting, "POLL_SECONDS", 0.01)
 
     def waits(sent, match="has not ended after 0 s", seconds=0.0):
         with pytest.raises(TimeoutError, match=match):

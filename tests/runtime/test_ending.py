@@ -17,10 +17,10 @@ from coordinator.decide.evaluation.state import Phase
 from coordinator.decide.planning.make_plan import make_plan
 from coordinator.intake import request_sets
 from coordinator.intake.source_keys import Present
-from coordinator.results.report.gpu_use import DRAINED, GpuUse
 from coordinator.results.report.load_series import read_document
 from coordinator.results.report.measurements import ShardSpan, without_measurements
 from coordinator.results.report.scores import ScoreValue
+from coordinator.results.report.usage import DRAINED, GpuUse
 from coordinator.runtime import finalize, reuse
 from coordinator.runtime.chance import at_chance, fell_to_chance
 from coordinator.runtime.journal import Journal, line_of, replayed_state

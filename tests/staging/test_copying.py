@@ -16,12 +16,13 @@ from support.node_memory import edit, make_checkpoint, safetensors
 
 from coordinator.intake.checkpoint import inspect_checkpoint
 from evaljobs.contract.specs import CheckpointFile
-from evaljobs.staging.copy import Copy, CopyStopped, SourceChanged, copy_files, hash_file
+from evaljobs.staging.copy import Copy, CopyStopped, SourceChanged, copy_files
 from evaljobs.staging.fingerprint import (
     PLAIN_PARTS,
     SAMPLE_BYTES,
     checkpoint_identity,
     folder_identity,
+    hash_file,
     read_header,
     weights_fingerprint,
 )
@@ -133,10 +134,10 @@ def test_an_edit_of_any_one_tensor_is_seen(tmp_path, size):
     tensors = {f"t{i}": rng.randbytes(size + i) for i in range(12)}
     path = tmp_path / "model.safetensors"
     safetensors(path, tensors)
-    seen = {weights_fingerprint(path)}
+    seen = {weights_fingerprint(path)[0]}
     for (start, stop), data in zip(read_header(path).spans, tensors.values(), strict=True):
         edit(path, start, bytes(255 - byte for byte in reversed(data)))
-        seen.add(weights_fingerprint(path))
+        seen.add(weights_fingerprint(path)[0])
         edit(path, start, data)
         assert stop - start == len(data)
     assert len(seen) == 13
@@ -147,10 +148,10 @@ def test_a_training_step_is_seen_in_weights_without_a_header(tmp_path):
     path = tmp_path / "pytorch_model.bin"
     part = 10 * SAMPLE_BYTES
     path.write_bytes(bytes(PLAIN_PARTS * part))
-    seen = {weights_fingerprint(path)}
+    seen = {weights_fingerprint(path)[0]}
     for index in range(PLAIN_PARTS):
         edit(path, index * part, b"x" * part)
-        seen.add(weights_fingerprint(path))
+        seen.add(weights_fingerprint(path)[0])
     assert len(seen) == PLAIN_PARTS + 1
 
 

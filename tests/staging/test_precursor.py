@@ -19,8 +19,7 @@ from coordinator import hook
 from coordinator.intake.checkpoint import inspect_checkpoint
 from evaljobs.contract.outcomes import Cleared, Failed
 from evaljobs.staging import copy, precursor, store
-from evaljobs.staging.copy import hash_file
-from evaljobs.staging.fingerprint import SAVE_SUMS
+from evaljobs.staging.fingerprint import SAVE_SUMS, hash_file
 from evaljobs.staging.store import hold_for_reading
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="mounts and other owners need root")

@@ -64,12 +64,10 @@ def signal_of(trainings: Sequence[Sequence[float]]) -> Signal | None:
     return Signal((max(models) - min(models)) / abs(middle), noise / abs(mean))
 
 
-def asking_cadences(
-    tasks: Mapping[str, tuple[Signal | None, float]], share: float = ASKED_SHARE
-) -> dict[str, int]:
+def asking_cadences(tasks: Mapping[str, tuple[Signal | None, float]]) -> dict[str, int]:
     """Return at each how many checkpoints to ask a task: 1 is each, k each k-th one, at most MAX_INTERVAL.
 
-    `tasks`: with the GPU seconds of asking it. All together take `share` of the seconds of asking each at each checkpoint, which are
+    `tasks`: with the GPU seconds of asking it. All together take ASKED_SHARE of the seconds of asking each at each checkpoint, which are
     divided as Neyman's allocation has it: a task is asked as often as its ratio over the root of its seconds. A task whose signal
     is not known is asked at each checkpoint, one that says nothing as rarely as any.
     """
@@ -83,7 +81,7 @@ def asking_cadences(
         often = {name: min(1.0, max(1 / MAX_INTERVAL, scale * one)) for name, one in worth.items()}
         return {name: math.ceil(1 / often.get(name, 1.0) - 1e-9) for name in tasks}
 
-    budget = share * sum(seconds for _, seconds in tasks.values())
+    budget = ASKED_SHARE * sum(seconds for _, seconds in tasks.values())
     low, high = 0.0, 1 / min(filter(None, worth.values()), default=1.0)
     for _ in range(SCALE_HALVINGS):
         middle = (low + high) / 2

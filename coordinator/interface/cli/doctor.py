@@ -31,7 +31,7 @@ from coordinator.interface.cli.app import (
 if TYPE_CHECKING:
     from coordinator.operations.doctor.facts import Checkup
     from coordinator.operations.node_check.checker import CheckReport
-    from coordinator.site.config.site_presets import SitePreset
+    from coordinator.site.config.template import SitePreset
 
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -167,10 +167,10 @@ class Init(Command):
 
     def run(self) -> None:
         from coordinator.interface.cli.screen.work_folder_view import wrapped_daemon
-        from coordinator.site.config import loading, site_presets, template
+        from coordinator.site.config import loading, template
 
         path = self.path
-        preset = None if self.site is None else site_presets.site_preset(self.site)
+        preset = None if self.site is None else template.site_preset(self.site)
         if preset is not None and self.cluster == "local":
             raise OperatorError(f"--site {self.site} has Slurm: omit --cluster local")
         if path.exists() and not self.force:

@@ -24,9 +24,9 @@ from coordinator.decide.evaluation.events import (
     StragglersFound,
     TrialHung,
 )
-from coordinator.results.report.gpu_use import slot_word
 from coordinator.results.report.measurements import Report
 from coordinator.results.report.scores import ScoreValue, scores_of
+from coordinator.results.report.usage import slot_word
 from coordinator.runtime.summary import Summary
 from coordinator.site.diagnosis.diagnose import diagnosis_in_words
 from evaljobs.contract.columns import SUITE_MEAN

@@ -26,7 +26,7 @@ from prometheus_client import Counter as Counted
 from coordinator.base.version import version_text
 from coordinator.decide.evaluation.state import Phase
 from coordinator.errors import OperatorError
-from coordinator.results.report.gpu_use import CAUSES
+from coordinator.results.report.usage import CAUSES
 from coordinator.runtime.summary import Summary
 
 if TYPE_CHECKING:

@@ -22,7 +22,6 @@ from coordinator.base.words import first_of
 from coordinator.decide.evaluation.records import EvaluationRecord
 from coordinator.errors import OperatorError
 from coordinator.intake import places
-from coordinator.results.report.gpu_use import CAUSES, slot_word
 from coordinator.results.report.measurements import Report
 from coordinator.results.report.scores import (
     Evaluation,
@@ -33,6 +32,7 @@ from coordinator.results.report.scores import (
     screened_in,
     with_signals,
 )
+from coordinator.results.report.usage import CAUSES, slot_word
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.storage import read_record, write_atomic
 

@@ -16,31 +16,28 @@ from pydantic import Field
 
 from coordinator.base import words
 from coordinator.base.clock import SKEW_SECONDS
-from coordinator.decide.evaluation.events import (
-    Accepted,
-    AnyEvent,
-    JobEnded,
-    JobNotSubmitted,
-    JobStarted,
-    JobSubmitted,
-    NodesOffered,
-    OutcomeSeen,
-    ResultsWritten,
-)
+from coordinator.decide.evaluation.events import AnyEvent
 from coordinator.decide.evaluation.state import State
 from coordinator.decide.planning.lower_bound import MeasuredSet, measured_lower_bound
-from coordinator.results.report import gpu_use
-from coordinator.results.report.gpu_use import GpuUse, Member
-from coordinator.results.report.judge_cost import JudgeUse
-from coordinator.results.report.pauses import Absences, Span, covered_seconds, seconds_within, subtract_spans
+from coordinator.results.report.event_times import (
+    GatheredTimes,
+    Span,
+    covered_seconds,
+    seconds_within,
+    subtract_spans,
+)
 from coordinator.results.report.scores import Head, head_of
-from coordinator.results.report.tokens import Indexes, TokenUse, token_use
+from coordinator.results.report.usage import (
+    GpuUse,
+    Indexes,
+    JudgeUse,
+    TokenUse,
+    dead_trials_gpu_use,
+    token_use,
+    trial_gpu_use,
+)
 from evaljobs.contract.names import Cut, ShardId
-from evaljobs.contract.outcomes import Built, Executed, Scored, Staged, TrialEnded
 from evaljobs.contract.specs import Record
-
-# minimum time without a GPU that counts as a wait: nodes are listed every few seconds
-LEAST_WAIT_SECONDS = 10.0
 
 
 class ShardSpan(Record):
@@ -50,6 +47,10 @@ class ShardSpan(Record):
     trial: str
     started_at: float
     seconds: float
+
+    @property
+    def span(self) -> Span:
+        return self.started_at, self.started_at + self.seconds
 
 
 class Stages(Record):
@@ -121,114 +122,7 @@ def _mean(values: Iterable[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-class _Gathered:
-    """Times gathered in one pass over the events."""
-
-    def __init__(self, events: Iterable[AnyEvent]) -> None:
-        self.accepted_at = 0.0
-        self.cpus = 1  # CPUs of a metric worker
-        self.entries: list[str] = []
-        self.submitted: dict[str, float] = {}
-        self.started: dict[Member, float] = {}
-        self.reasons: dict[Member, str] = {}
-        self.ended: dict[Member, tuple[float, str]] = {}  # with the cluster's end state
-        self.built: list[Span] = []
-        self.staged: list[Staged] = []
-        self.staged_at: list[Span] = []
-        self.there_at: dict[str, float] = {}  # node -> first staged
-        self.offered_at: dict[str, float] = {}  # node -> first offer of GPUs
-        self.kept_out: dict[str, float] = {}  # job -> when a limit first kept it out
-        self.limited: list[Span] = []  # when a limit kept a job out
-        self.trials: list[TrialEnded] = []
-        self.metric_seconds: dict[str, float] = defaultdict(float)
-        self.scored_at: float | None = None
-        self.finished_at: float | None = None
-        self.absences = Absences()
-        self.measured: list[Span] = []  # when jobs other than trials worked that left an outcome
-        self.latest = 0.0  # latest of the coordinator's own times
-        self.left: list[float] = []  # when outcomes were written, by storage's clock
-        for event in events:
-            self.latest = max(self.latest, event.at)
-            self.absences.take(event)
-            self._take(event)
-            self._limit(event)
-
-    @property
-    def loads(self) -> list[tuple[float, float, float]]:
-        """Seconds of import, load and warm-up of each trial that loaded a model."""
-        return [(t.import_seconds, t.load_seconds, t.warm_seconds) for t in self.trials if t.load_seconds > 0]
-
-    def pauses(self, shards: Iterable[ShardSpan]) -> list[Span]:
-        """Return when no coordinator ran the evaluation and none of its jobs ran or was pending."""
-        queued = ((self.submitted.get(job, at), at) for (job, _), at in self.started.items())
-        trials = ((t.started_at, t.ended_at) for t in self.trials)
-        inferred = ((s.started_at, s.started_at + s.seconds) for s in shards)
-        return subtract_spans(self.absences.spans, [*self.measured, *queued, *trials, *inferred])
-
-    def waited(self, over: float) -> list[Span]:
-        """Return the wait for the first GPU, up to `over`, without the time in which a build or staging continued."""
-        offered = min(self.offered_at.values(), default=over)
-        if offered >= over:
-            return []
-        before = [self.accepted_at, *(end for _, end in self.built), *self.there_at.values()]
-        last = max((at for at in before if at <= offered), default=offered)
-        waits = subtract_spans([(last, offered)], [*self.built, *self.staged_at])
-        return waits if (covered_seconds(waits) or 0.0) >= LEAST_WAIT_SECONDS else []
-
-    def _take(self, event: AnyEvent) -> None:
-        match event:
-            case Accepted():
-                self.accepted_at = event.at
-                self.entries = [t.name for t in event.record.suite.tasks]
-                self.cpus = event.record.options.metric.cpus
-            case JobSubmitted():
-                self.submitted.setdefault(event.job, event.at)
-            case JobStarted():
-                self.started.setdefault((event.job, event.index), event.started_at or event.at)
-                self.reasons.setdefault((event.job, event.index), event.waited_for)
-            case JobEnded():
-                self.ended.setdefault((event.job, event.index), (event.at, event.state))
-            case NodesOffered():
-                for offer in event.offers:
-                    self.offered_at.setdefault(offer.node, event.at)
-            case ResultsWritten():
-                self.finished_at = event.at
-            case OutcomeSeen():
-                self._outcome(event.outcome, event.at if event.left_at is None else event.left_at)
-            case _:
-                pass
-
-    def _limit(self, event: AnyEvent) -> None:
-        if isinstance(event, JobNotSubmitted) and event.reason == "limit":
-            self.kept_out.setdefault(event.job, event.at)
-        elif isinstance(event, JobSubmitted) and event.job in self.kept_out:
-            self.limited.append((self.kept_out.pop(event.job), event.at))
-
-    def _outcome(self, outcome: Any, at: float) -> None:
-        self.left.append(at)
-        span = at - getattr(outcome, "seconds", 0.0), at
-        if isinstance(outcome, (Built, Staged, Executed, Scored)):
-            self.measured.append(span)
-        match outcome:
-            case Built():
-                self.built.append(span)
-            case Staged():
-                self.staged.append(outcome)
-                self.staged_at.append(span)
-                self.there_at.setdefault(outcome.node, at)
-            case TrialEnded():
-                self.trials.append(outcome)
-            case Executed():
-                # programs use all cores of their worker; a judge's job waits on one
-                self.metric_seconds[outcome.task] += outcome.seconds * (self.cpus if outcome.programs else 1)
-            case Scored():
-                self.metric_seconds[self.entries[outcome.entry]] += outcome.seconds
-                self.scored_at = max(at, self.scored_at or at)
-            case _:
-                pass
-
-
-def _queue_waits(state: State, gathered: _Gathered, now: float) -> Iterator[tuple[float, str]]:
+def _queue_waits(state: State, gathered: GatheredTimes, now: float) -> Iterator[tuple[float, str]]:
     """Yield how long each submitted trial was pending (if it never started, until its end or now), and the reason."""
     own = {trial.name: trial.started_at for trial in gathered.trials}
     for trial in state.trials.by_name.values():
@@ -242,14 +136,14 @@ def _queue_waits(state: State, gathered: _Gathered, now: float) -> Iterator[tupl
 
 
 def _stages(
-    state: State, gathered: _Gathered, shards: Sequence[ShardSpan], pauses: Sequence[Span], now: float
+    state: State, gathered: GatheredTimes, shards: Sequence[ShardSpan], pauses: Sequence[Span], now: float
 ) -> Stages:
     waits = list(_queue_waits(state, gathered, now))
     longest = max((wait for wait, _ in waits), default=None)
     _, reason = max(((wait, why) for wait, why in waits if why), default=(0.0, ""))
     tail = None
     if shards and gathered.scored_at is not None:
-        last = max(s.started_at + s.seconds for s in shards)
+        last = max(s.span[1] for s in shards)
         tail = max(0.0, gathered.scored_at - last - seconds_within(pauses, last, gathered.scored_at))
     parts = [_mean(part) for part in zip(*gathered.loads, strict=True)] or [None] * 3
     return Stages(
@@ -261,13 +155,13 @@ def _stages(
         load_import=parts[0],
         load_weights=parts[1],
         load_warm_up=parts[2],
-        inference=covered_seconds((s.started_at, s.started_at + s.seconds) for s in shards),
+        inference=covered_seconds(s.span for s in shards),
         metric_tail=tail,
         metric=sum(gathered.metric_seconds.values()) if gathered.metric_seconds else None,
     )
 
 
-def _clock_error(gathered: _Gathered, shards: Iterable[ShardSpan], now: float) -> float:
+def _clock_error(gathered: GatheredTimes, shards: Iterable[ShardSpan], now: float) -> float:
     """Return the seconds by which the earliest time precedes the acceptance, or the latest exceeds `now`; the larger of both."""
     times = [
         gathered.latest,
@@ -287,7 +181,7 @@ def _status(state: State) -> str:
 
 
 def _bound(
-    state: State, gathered: _Gathered, shards: Sequence[ShardSpan], omitted: Sequence[Span]
+    state: State, gathered: GatheredTimes, shards: Sequence[ShardSpan], omitted: Sequence[Span]
 ) -> float | None:
     """Return the seconds that no schedule of this run beats; None before a plan. `omitted`: spans that do not count."""
     if not shards or not gathered.trials:
@@ -344,16 +238,24 @@ def _seconds_by_task(shards: Iterable[ShardSpan]) -> dict[str, float]:
     return seconds
 
 
-def _gpus(state: State, gathered: _Gathered, shards: Sequence[ShardSpan]) -> Iterator[GpuUse]:
+def _gpu_fields(state: State, gathered: GatheredTimes, shards: Sequence[ShardSpan]) -> dict[str, Any]:
+    """Return the fields of the report about GPUs."""
+    gpus = sorted(_gpus(state, gathered, shards), key=lambda g: (g.node, g.trial))
+    held = sum(g.held * max(1, g.gpus) for g in gpus)
+    busy = sum(g.infer * max(1, g.gpus) for g in gpus)
+    return {"gpu_seconds": held, "gpu_busy_fraction": busy / held if held else None, "gpus": tuple(gpus)}
+
+
+def _gpus(state: State, gathered: GatheredTimes, shards: Sequence[ShardSpan]) -> Iterator[GpuUse]:
     for trial in gathered.trials:
         known = state.trials.by_name.get(trial.name)
         began = None if known is None else gathered.started.get((known.job, known.member))
-        yield gpu_use.trial_gpu_use(trial, began)
+        yield trial_gpu_use(trial, began)
     seconds: dict[str, list[float]] = defaultdict(list)
     for span in shards:
         seconds[span.trial].append(span.seconds)
     said = {trial.name for trial in gathered.trials}
-    yield from gpu_use.dead_trials_gpu_use(state, gathered.started, gathered.ended, said, seconds)
+    yield from dead_trials_gpu_use(state, gathered.started, gathered.ended, said, seconds)
 
 
 def make_report(
@@ -367,21 +269,17 @@ def make_report(
 
     `indexes`: the batches of these shards; without them no tokens are counted.
     """
-    gathered = _Gathered(events)
+    gathered = GatheredTimes(events)
     if (wrong := _clock_error(gathered, shards, now)) > SKEW_SECONDS:
         return without_measurements(
             state, f"the clocks of its hosts disagree by {words.format_seconds(wrong)}"
         )
-    record = state.record
     end = gathered.scored_at if gathered.scored_at is not None else gathered.finished_at
     running = _status(state) == "running"
     accepted, over = gathered.accepted_at, now if running else end or now
-    pauses = gathered.pauses(shards)
+    pauses = gathered.pauses(s.span for s in shards)
     paused = seconds_within(pauses, accepted, over)
     makespan = over - accepted - paused
-    gpus = sorted(_gpus(state, gathered, shards), key=lambda g: (g.node, g.trial))
-    held = sum(g.held * max(1, g.gpus) for g in gpus)
-    busy = sum(g.infer * max(1, g.gpus) for g in gpus)
     whole = not running and all(e.status in ("scored", "not asked") for e in state.entries)
     waits = subtract_spans(gathered.waited(over), pauses)
     waited = covered_seconds(waits) or 0.0
@@ -393,21 +291,11 @@ def make_report(
         predicted_makespan_seconds=_predicted(state, accepted, pauses),
         lower_bound_seconds=bound,
         ratio=(makespan - waited) / bound if bound else None,
-        plan_policy=record.options.plan.policy,
+        plan_policy=state.record.options.plan.policy,
         stages=_stages(state, gathered, shards, pauses, over),
-        gpu_seconds=held,
-        gpu_busy_fraction=busy / held if held else None,
-        gpus=tuple(gpus),
-        staged_ahead={
-            node: gathered.offered_at.get(node, end or now) - at
-            for node, at in gathered.there_at.items()
-            if at < gathered.offered_at.get(node, end or now)
-        },
+        **_gpu_fields(state, gathered, shards),
+        **gathered.staging_fields(end or now),
         nodes={n.name: n.rung or n.status for n in state.nodes.by_name.values()},
-        staged_bytes=sum(s.bytes for s in gathered.staged),
-        storage_bytes=sum(s.storage_bytes for s in gathered.staged),
-        environment_bytes=sum(s.environment_bytes for s in gathered.staged),
-        environment_seconds=max((s.environment_seconds for s in gathered.staged), default=0.0),
         shards=tuple(sorted(shards, key=lambda s: s.started_at)),
         metric_seconds=dict(gathered.metric_seconds),
         tokens=token_use([s.shard for s in shards], indexes, gathered.trials) if indexes else None,

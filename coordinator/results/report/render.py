@@ -15,12 +15,10 @@ from rich.text import Text
 
 from coordinator.base.words import by_reason, first_of, format_seconds
 from coordinator.decide.evaluation.records import ScreenScore
-from coordinator.results.report.gpu_use import DRAINED, GpuUse, slot_word
-from coordinator.results.report.judge_cost import JudgeTask, JudgeUse
 from coordinator.results.report.measurements import Report
 from coordinator.results.report.scores import scores_of, screened_in
 from coordinator.results.report.tables import Parts, Sheet, print_parts
-from coordinator.results.report.tokens import TokenUse
+from coordinator.results.report.usage import DRAINED, GpuUse, JudgeTask, JudgeUse, TokenUse, slot_word
 from coordinator.site.cluster.slurm_limits import limit_in_words
 from evaljobs.contract.columns import DENSE
 from evaljobs.contract.names import Cut

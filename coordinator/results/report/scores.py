@@ -112,7 +112,7 @@ class Ended(Head):
     paused_seconds: float = 0.0  # without a coordinator and without any of its jobs working
     gpu_seconds: float | None = None  # held by its jobs; None: unknown
     causes: Mapping[str, float] = Field(default_factory=dict)  # part of these: cause -> seconds
-    slot: str = "GPU"  # unit of these seconds, from `gpu_use.slot_word`
+    slot: str = "GPU"  # unit of these seconds, from `usage.slot_word`
     staged_bytes: int = 0  # of weights, and of request sets if a node keeps them
     scores: Scores = ()  # one per task, metric and filter
     screened: tuple[ScreenScore, ...] = ()  # in screen mode, instead of scores

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from coordinator.base.side_process import SideProcess
 from coordinator.errors import OperatorError
@@ -29,7 +29,7 @@ from coordinator.site.config.schema import Config
 from evaljobs import log_lines
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import Record
-from evaljobs.contract.storage import hold_lock, write_atomic
+from evaljobs.contract.storage import find_record, hold_lock, write_atomic
 from evaljobs.secret_values import scrub_text
 
 log = logging.getLogger(__name__)
@@ -83,10 +83,7 @@ def targets_of(config: Config) -> list[Target]:
 
 def read_note(paths: EvaluationPaths) -> Note:
     """Read the record of an evaluation; empty if the file is missing or damaged."""
-    try:
-        return Note.model_validate_json((paths.root / NOTE_FILE).read_bytes())
-    except (OSError, ValidationError):
-        return Note()
+    return find_record(paths.root / NOTE_FILE, Note) or Note()
 
 
 def tracker_failures(paths: EvaluationPaths) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The commented evalspan.toml that `evalspan init` writes.
+"""The commented evalspan.toml that `evalspan init` writes, and settings of some public sites by their documentation (`sites.toml`).
 
 Rule: it contains every setting, generated from the fields of `schema.py`. Settings decided by the probe of the cluster are
 set; all others are commented out with their default, so the file is a reference and changes nothing.
@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import ast
 import inspect
+import tomllib
 from collections.abc import Mapping
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from pydantic.fields import FieldInfo
 
+from coordinator.errors import OperatorError
 from coordinator.site.config.schema import Config, all_settings, settings_record
-from coordinator.site.config.toml import as_toml
+from coordinator.site.config.toml import as_toml, did_you_mean
 from evaljobs.contract.specs import Record
 
 TEMPLATE_HEAD = """\
@@ -25,6 +28,7 @@ TEMPLATE_HEAD = """\
 # Each key is also an environment variable (EVALSPAN_CLUSTER_PARTITION); the command line overrides both.
 # A line that is commented out shows the default, or an example where it says so.
 """
+SITES_TABLE = Path(__file__).with_name("sites.toml")
 SETTING_WIDTH = 30  # column of the comments
 
 
@@ -73,3 +77,29 @@ def _line(location: tuple[str, ...], field: FieldInfo, chosen: tuple[Any, str] |
         return f"{key} = {as_toml(value)}".ljust(SETTING_WIDTH) + f"  # {f'{note}; ' if note else ''}{text}"
     value, text = (field.examples[0], f"example: {text}") if field.examples else (field.default, text)
     return f"# {key} = {as_toml(value)}".ljust(SETTING_WIDTH) + f"  # {text}"
+
+
+class SitePreset(Record):
+    """A site as its documentation describes it."""
+
+    title: str
+    source: str  # the documentation
+    read: str  # day, as YYYY-MM-DD
+    account: bool  # are jobs charged to an account that the user names?
+    notes: tuple[str, ...]  # what a user must know that is no setting
+    settings: dict[str, Any]  # setting ("cluster.partition") -> value; the others are for `doctor` to find
+
+
+def site_presets() -> dict[str, SitePreset]:
+    """Return the presets by name."""
+    table = tomllib.loads(SITES_TABLE.read_text(encoding="utf-8"))
+    return {name: SitePreset.model_validate(one) for name, one in table.items()}
+
+
+def site_preset(name: str) -> SitePreset:
+    """Return the preset of this name. OperatorError where there is none."""
+    known = site_presets()
+    if name not in known:
+        names = ", ".join(known)
+        raise OperatorError(f"--site {name}: {did_you_mean(name, list(known))}; there are presets of {names}")
+    return known[name]
