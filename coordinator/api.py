@@ -105,16 +105,13 @@ def evaluate(
 ) -> Results:
     """Evaluate a checkpoint here, wait for its scores, and return them.
 
-    `checkpoint`: a Hugging Face folder, or a Hub id. `suite`: a shipped suite's name or a suite file; `tasks`: tasks of
-    lm-eval instead, a list or "a,b". With neither, `[watch] suite`. `more` (`SuiteSettings`, such as `limit=100`) overrides
-    the suite. `step`: training step, by default the number in the folder's name. `slots`: maximum number of concurrent
-    trials. `fresh`: build, infer and score again, without reusing anything. `config`, `work_dir`: as on the command line;
-    `settings`: dotted key -> value, such as {"cluster.kind": "slurm", "trial.model_args": {"dtype": "float32"}}.
-
-    `progress`: True prints a line to standard error on changes, and every 30 s; a function is called with a `Progress`.
+    `checkpoint`: a Hugging Face folder, or a Hub id. `suite`: an included suite's name or a suite file; `tasks`: lm-eval
+    tasks instead, a list or "a,b"; by default `[watch] suite`. `more` (`SuiteSettings`, such as `limit=100`) overrides the
+    suite. `step`: training step, by default the number in the folder's name. `slots`: maximum number of concurrent trials.
+    `fresh`: reuse nothing. `progress`: True prints progress to standard error; a function is called with a `Progress`.
     `observer`: replaces it, for a screen.
 
-    The same call again resumes an interrupted evaluation, and returns the scores of an ended one. Failed tasks do not raise:
+    Repeating the call resumes an interrupted evaluation, and returns the scores of an ended one. Failed tasks do not raise:
     see `status` and `failed`. Ctrl-C cancels the evaluation, then raises KeyboardInterrupt. Raises OperatorError for bad
     input or a work folder in use, EvalspanError if a service failed or Slurm does not answer.
     """
@@ -149,11 +146,10 @@ def evaluate(
 
 
 async def evaluate_async(checkpoint: PathLike, suite: PathLike | None = None, **arguments: Any) -> Results:
-    """`evaluate`, with its arguments, for `await`: the event loop goes on meanwhile.
+    """Do what `evaluate` does, with its arguments, in asyncio code.
 
-    Several of one process run one after the other, as one process holds a work folder. Where the awaiting task is cancelled,
-    the evaluation is cancelled, and asyncio.CancelledError follows once its jobs have ended. `progress` is called in another
-    thread.
+    Calls of one process run one after the other, since one process holds a work folder. Cancelling the task cancels the
+    evaluation; asyncio.CancelledError follows once its jobs have ended. `progress` is called in another thread.
     """
     stop = threading.Event()
     if "observer" not in arguments:
@@ -201,10 +197,9 @@ def rescore(
 ) -> Results:
     """Score the answers of an ended evaluation again, without a GPU, as a new evaluation, and return the scores.
 
-    `suite`: a shipped suite's name or a suite file, with other filters, metrics or gold answers; by default the evaluation's
-    own, from its current files. `tokenizer`: a folder with the checkpoint's config and tokenizer, if the checkpoint is gone.
-    A running daemon of the work folder does the work. Other arguments as in `evaluate`. Raises OperatorError, before anything
-    is submitted, if the suite makes different requests or answers are missing.
+    `suite`: with other filters, metrics or gold answers; by default the evaluation's own, from its current files.
+    `tokenizer`: a folder with the checkpoint's config and tokenizer, if the checkpoint is gone. A running daemon does the
+    work. Raises OperatorError, before anything is submitted, if the suite makes different requests or answers are missing.
     """
     from coordinator.runtime import rescoring, reuse, wiring
 
@@ -508,8 +503,8 @@ def wait(
     """Wait until an evaluation has ended, and return its results.
 
     `evaluation`: the return value of `submit`, or an id. `timeout`: seconds until TimeoutError. Raises OperatorError if the
-    submission was refused, the daemon made another evaluation of it, the evaluation was given up, or there is none. If no
-    daemon runs, it logs a warning and waits for one.
+    submission was refused, became another evaluation, was given up, or does not exist. Without a daemon, it logs a warning
+    and waits for one.
     """
     known, daemon = (
         work_folder.load_settings(config, work_dir, settings, makes=False),
@@ -526,7 +521,7 @@ async def wait_async(
     work_dir: PathLike | None = None,
     settings: Mapping[str, object] | None = None,
 ) -> Results:
-    """`wait` for `await`: the event loop goes on meanwhile. A cancelled task ends the wait, not the evaluation."""
+    """Do what `wait` does, in asyncio code. A cancelled task ends the wait, not the evaluation."""
     stop = threading.Event()
     known, daemon = (
         work_folder.load_settings(config, work_dir, settings, makes=False),
@@ -567,10 +562,10 @@ def pause(
     work_dir: PathLike | None = None,
     settings: Mapping[str, object] | None = None,
 ) -> str:
-    """Give an evaluation's nodes back until `resume`; its answers are kept. Return what happens, in words.
+    """Free an evaluation's nodes until `resume`; its answers are kept. Return what happens, in words.
 
-    `evaluation`: its id, the id's beginning, or its digest. A running daemon obeys within seconds; without one it is paused
-    when this returns. OperatorError where it has ended, or there is none.
+    `evaluation`: its id, the id's beginning, or its digest. A daemon obeys within seconds. Raises OperatorError if the
+    evaluation has ended or does not exist.
     """
     return _command(evaluation, config, work_dir, settings, command="pause", reason=reason)
 
@@ -582,7 +577,7 @@ def resume(
     work_dir: PathLike | None = None,
     settings: Mapping[str, object] | None = None,
 ) -> str:
-    """Let a paused evaluation use nodes again. As `pause`; without a daemon the next one resumes it."""
+    """Let a paused evaluation use nodes again. Without a daemon, the next one resumes it."""
     return _command(evaluation, config, work_dir, settings, command="resume")
 
 
@@ -594,7 +589,7 @@ def prioritize(
     work_dir: PathLike | None = None,
     settings: Mapping[str, object] | None = None,
 ) -> str:
-    """Change an evaluation's priority, up or down: the next free nodes go to the highest one. As `pause`."""
+    """Change an evaluation's priority: the next free nodes go to the highest."""
     return _command(evaluation, config, work_dir, settings, command="priority", priority=priority)
 
 
@@ -654,9 +649,9 @@ def series(
 def dataframe(
     found: Results | Sequence[Mapping[str, Any]], library: Literal["pandas", "polars"] | None = None
 ) -> Any:
-    """Scores as a dataframe, a row each. `found`: of `evaluate` or `results`, or rows of `series`.
+    """Return a dataframe with a row per score of `found`: results, or rows of `series`.
 
-    `library`: by default pandas where it is installed, else polars. ImportError says what to install.
+    `library`: by default pandas if it is installed, otherwise polars. ImportError says what to install.
     """
     rows = found.rows() if isinstance(found, Results) else list(found)
     for name in (library,) if library else ("pandas", "polars"):
