@@ -54,16 +54,13 @@ def evaluate(
 ) -> Results:
     """Evaluate a checkpoint here, wait for its scores, and return them.
 
-    `checkpoint`: a Hugging Face folder, or a Hub id. `suite`: a shipped suite's name or a suite file; `tasks`: tasks of
-    lm-eval instead, a list or "a,b". With neither, `[watch] suite`. `more` (`SuiteSettings`, such as `limit=100`) overrides
-    the suite. `step`: training step, by default the number in the folder's name. `slots`: maximum number of concurrent
-    trials. `fresh`: build, infer and score again, without reusing anything. `config`, `work_dir`: as on the command line;
-    `settings`: dotted key -> value, such as {"cluster.kind": "slurm", "trial.model_args": {"dtype": "float32"}}.
-
-    `progress`: True prints a line to standard error on changes, and every 30 s; a function is called with a `Progress`.
+    `checkpoint`: a Hugging Face folder, or a Hub id. `suite`: an included suite's name or a suite file; `tasks`: lm-eval
+    tasks instead, a list or "a,b"; by default `[watch] suite`. `more` (`SuiteSettings`, such as `limit=100`) overrides the
+    suite. `step`: training step, by default the number in the folder's name. `slots`: maximum number of concurrent trials.
+    `fresh`: reuse nothing. `progress`: True prints progress to standard error; a function is called with a `Progress`.
     `observer`: replaces it, for a screen.
 
-    The same call again resumes an interrupted evaluation, and returns the scores of an ended one. Failed tasks do not raise:
+    Repeating the call resumes an interrupted evaluation, and returns the scores of an ended one. Failed tasks do not raise:
     see `status` and `failed`. Ctrl-C cancels the evaluation, then raises KeyboardInterrupt. Raises OperatorError for bad
     input or a work folder in use, EvalspanError if a service failed or Slurm does not answer.
     """
@@ -100,11 +97,10 @@ def evaluate(
 
 
 async def evaluate_async(checkpoint: PathLike, suite: PathLike | None = None, **arguments: Any) -> Results:
-    """`evaluate`, with its arguments, for `await`: the event loop goes on meanwhile.
+    """Do what `evaluate` does, with its arguments, in asyncio code.
 
-    Several of one process run one after the other, as one process holds a work folder. Where the awaiting task is cancelled,
-    the evaluation is cancelled, and asyncio.CancelledError follows once its jobs have ended. `progress` is called in another
-    thread.
+    Calls of one process run one after the other, since one process holds a work folder. Cancelling the task cancels the
+    evaluation; asyncio.CancelledError follows once its jobs have ended. `progress` is called in another thread.
     """
     stop = threading.Event()
     if "observer" not in arguments:
@@ -140,10 +136,9 @@ def rescore(
 ) -> Results:
     """Score the answers of an ended evaluation again, without a GPU, as a new evaluation, and return the scores.
 
-    `suite`: a shipped suite's name or a suite file, with other filters, metrics or gold answers; by default the evaluation's
-    own, from its current files. `tokenizer`: a folder with the checkpoint's config and tokenizer, if the checkpoint is gone.
-    A running daemon of the work folder does the work. Other arguments as in `evaluate`. Raises OperatorError, before anything
-    is submitted, if the suite makes different requests or answers are missing.
+    `suite`: with other filters, metrics or gold answers; by default the evaluation's own, from its current files.
+    `tokenizer`: a folder with the checkpoint's config and tokenizer, if the checkpoint is gone. A running daemon does the
+    work. Raises OperatorError, before anything is submitted, if the suite makes different requests or answers are missing.
     """
     from coordinator.runtime import rescoring, reuse, wiring
 

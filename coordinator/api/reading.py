@@ -59,9 +59,9 @@ def series(
 def dataframe(
     found: Results | Sequence[Mapping[str, Any]], library: Literal["pandas", "polars"] | None = None
 ) -> Any:
-    """Scores as a dataframe, a row each. `found`: of `evaluate` or `results`, or rows of `series`.
+    """Return a dataframe with a row per score of `found`: results, or rows of `series`.
 
-    `library`: by default pandas where it is installed, else polars. ImportError says what to install.
+    `library`: by default pandas if it is installed, otherwise polars. ImportError says what to install.
     """
     rows = found.rows() if isinstance(found, Results) else list(found)
     for name in (library,) if library else ("pandas", "polars"):

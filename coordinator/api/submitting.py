@@ -147,8 +147,8 @@ def wait(
     """Wait until an evaluation has ended, and return its results.
 
     `evaluation`: the return value of `submit`, or an id. `timeout`: seconds until TimeoutError. Raises OperatorError if the
-    submission was refused, the daemon made another evaluation of it, the evaluation was given up, or there is none. If no
-    daemon runs, it logs a warning and waits for one.
+    submission was refused, became another evaluation, was given up, or does not exist. Without a daemon, it logs a warning
+    and waits for one.
     """
     known, daemon = _present(config, work_dir, settings)
     return _waited(known, evaluation, threading.Event(), timeout, daemon)
@@ -162,7 +162,7 @@ async def wait_async(
     work_dir: PathLike | None = None,
     settings: Mapping[str, object] | None = None,
 ) -> Results:
-    """`wait` for `await`: the event loop goes on meanwhile. A cancelled task ends the wait, not the evaluation."""
+    """Do what `wait` does, in asyncio code. A cancelled task ends the wait, not the evaluation."""
     stop = threading.Event()
     known, daemon = _present(config, work_dir, settings)
     return await run_in_thread(lambda: _waited(known, evaluation, stop, timeout, daemon), stop)
@@ -209,10 +209,10 @@ def pause(
     work_dir: PathLike | None = None,
     settings: Mapping[str, object] | None = None,
 ) -> str:
-    """Give an evaluation's nodes back until `resume`; its answers are kept. Return what happens, in words.
+    """Free an evaluation's nodes until `resume`; its answers are kept. Return what happens, in words.
 
-    `evaluation`: its id, the id's beginning, or its digest. A running daemon obeys within seconds; without one it is paused
-    when this returns. OperatorError where it has ended, or there is none.
+    `evaluation`: its id, the id's beginning, or its digest. A daemon obeys within seconds. Raises OperatorError if the
+    evaluation has ended or does not exist.
     """
     return _command(evaluation, config, work_dir, settings, command="pause", reason=reason)
 
@@ -224,7 +224,7 @@ def resume(
     work_dir: PathLike | None = None,
     settings: Mapping[str, object] | None = None,
 ) -> str:
-    """Let a paused evaluation use nodes again. As `pause`; without a daemon the next one resumes it."""
+    """Let a paused evaluation use nodes again. Without a daemon, the next one resumes it."""
     return _command(evaluation, config, work_dir, settings, command="resume")
 
 
@@ -236,7 +236,7 @@ def prioritize(
     work_dir: PathLike | None = None,
     settings: Mapping[str, object] | None = None,
 ) -> str:
-    """Change an evaluation's priority, up or down: the next free nodes go to the highest one. As `pause`."""
+    """Change an evaluation's priority: the next free nodes go to the highest."""
     return _command(evaluation, config, work_dir, settings, command="priority", priority=priority)
 
 

@@ -10,6 +10,7 @@ import inspect
 import re
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -20,12 +21,10 @@ from typer.cli import get_docs_for_click
 import evalspan
 from coordinator import hook
 from coordinator.errors import BugError, RetryError
-from coordinator.intake import suites
 from coordinator.intake.suites import SuiteSettings
 from coordinator.interface.cli import COMMAND_EXIT_CODES, COMMON_EXIT_CODES, GROUPS, app
 from coordinator.results.report.scores import ScoreValue
-from coordinator.site.config import loading
-from coordinator.site.config.loading import OPTION_OF_SETTING, PREFIX
+from coordinator.site.config.loading import OPTION_OF_SETTING
 from coordinator.site.config.schema import Config, RoleConfig, settings_record
 from coordinator.site.config.template import text_of
 from coordinator.site.config.toml import as_toml
@@ -35,14 +34,12 @@ FOLDER = ROOT / "docs" / "reference"
 
 # --- settings ------------------------------------------------------------------------------------------------------------
 
-SETTINGS = "Each section and key of `evalspan.toml`. `evalspan init` writes a file with all of them."
+SETTINGS = """Each section and key of `evalspan.toml`. `evalspan init` writes a file with all of them. Key `x` of section `[s]` can
+also be set by the variable `EVALSPAN_S_X`, and some by an option ([precedence](../evaluating/command-line.md))."""
 
 
 def settings_page() -> str:
-    # the paragraph of the module that loads them
-    where = (loading.__doc__ or "").split("\n\n")[1]
-    parts = ["## Settings: file, environment, command line", plain(where)]
-    parts += ["## Keys at the top", _settings("", Config)]
+    parts = ["## Keys at the top", _settings("", Config)]
     for name, field in Config.model_fields.items():
         if (model := settings_record(field)) is None:
             continue
@@ -70,10 +67,9 @@ def _settings(section: str, model: type[Record]) -> str:
         default = without if field.default is None else literal(shape.get("default", field.default))
         said = _sentence(text)
         said += f" Example: {code(as_toml(field.examples[0]))}." if field.examples else ""
-        by = code(PREFIX + dotted.replace(".", "_").upper())
-        by += f", `{OPTION_OF_SETTING[dotted]}`" if dotted in OPTION_OF_SETTING else ""
-        rows.append([code(key), words(shape, shapes.get("$defs", {})), default or "none", said, by])
-    return table(["key", "type", "default", "what it does", "also by"], rows)
+        said += f" Option: {code(OPTION_OF_SETTING[dotted])}." if dotted in OPTION_OF_SETTING else ""
+        rows.append([code(key), words(shape, shapes.get("$defs", {})), default or "none", said])
+    return table(["key", "type", "default", "what it does"], rows)
 
 
 def _sentence(text: str) -> str:
@@ -126,8 +122,6 @@ def suite_page() -> str:
         _suite_keys(SuiteSpec, notes | {"task": notes["tasks"]}),
         "## Keys of a `[[task]]`",
         _suite_keys(TaskEntry, field_notes(TaskEntry)),
-        "## Suites that are shipped",
-        table(["suite", "tasks"], [[code(name), _tasks(name)] for name in suites.suite_names()]),
     )
 
 
@@ -145,35 +139,49 @@ def _suite_keys(model: type[Record], notes: Mapping[str, str]) -> str:
     return table(["key", "type", "default", "meaning"], rows)
 
 
-def _tasks(suite: str) -> str:
-    return ", ".join(code(task.name) for task in suites.load_suite(suite).tasks)
-
-
 # --- commands ------------------------------------------------------------------------------------------------------------
 
-COMMANDS = """Each command with its arguments and options. `evalspan COMMAND -h` prints the same. What the commands do together:
+COMMANDS = """Each command with its arguments and options, as `evalspan COMMAND -h` prints them. How to use them:
 [the command line](../evaluating/command-line.md)."""
+SHARED = f"""The section of a command names those that it takes. Every command can exit with
+{", ".join(str(int(each)) for each in COMMON_EXIT_CODES)} ([meanings](../evaluating/command-line.md#exit-codes)); its section
+lists other exit codes."""
+OPTION = re.compile(r"^\* `-.*\n?", re.MULTILINE)
 
 
 def commands_page() -> str:
-    """What typer says of each command, and its exit codes."""
+    """What typer says of each command, and its exit codes. An option of four commands or more stands once."""
     root: Any = typer.main.get_command(app)
-    parts = [plain(root.help)]
+    said = {name: _command(root, name) for names in GROUPS.values() for name in names}
+    uses = Counter(line for text in said.values() for line in dict.fromkeys(OPTION.findall(text)))
+    shared = {line: _name(line) for line, count in uses.items() if count >= 4}
+    parts = ["## Options of several commands", plain(SHARED), "".join(shared)]
     for group, names in GROUPS.items():
         parts.append(f"## {group}")
         for name in names:
-            how = {"ctx": typer.Context(root), "indent": 2, "name": name, "call_prefix": "evalspan"}
-            said = get_docs_for_click(obj=root.commands[name], **how).replace("\\[", "[")  # rich's escape
-            said = re.sub(r"\*\*Usage\*\*:\n\n```console\n\$ (.*)\n```", r"Usage: `\1`", said)
-            said = re.sub(r"\* `(?:-h, )?--help`.*\n", "", said)
-            parts += [re.sub(r"(?m)^(evalspan .*)$", r"- `\1`", said).strip(), _codes(name)]  # its examples
-    return page("Commands", COMMANDS, *parts)
+            also = dict.fromkeys(shared[line] for line in OPTION.findall(said[name]) if line in shared)
+            own = OPTION.sub(lambda line: "" if line[0] in shared else line[0], said[name])
+            own = re.sub(r"\*\*Options\*\*:\s*(?=#|\*\*|\Z)", "", re.sub(r"\n{3,}", "\n\n", own))
+            parts += [own.strip(), f"Also {', '.join(also)}." if also else "", _codes(name)]
+    return page("Commands", COMMANDS, *(part.strip() for part in parts))
+
+
+def _command(root: Any, name: str) -> str:
+    how = {"ctx": typer.Context(root), "indent": 2, "name": name, "call_prefix": "evalspan"}
+    said = get_docs_for_click(obj=root.commands[name], **how).replace("\\[", "[")  # rich's escape
+    said = re.sub(r"\*\*Usage\*\*:\n\n```console\n\$ (.*)\n```", r"Usage: `\1`", said)
+    said = re.sub(r"\* `(?:-h, )?--help`.*\n", "", said).replace(" range>`", ">`")
+    return re.sub(r"(?m)^(evalspan .*)$", r"- `\1`", said)  # its examples
+
+
+def _name(line: str) -> str:
+    """The long name of the option that a line of the help describes."""
+    return code("--" + line.partition("--")[2].split("`")[0].split()[0])
 
 
 def _codes(name: str) -> str:
-    codes = {*COMMON_EXIT_CODES, *COMMAND_EXIT_CODES.get(name, {})}
-    more = "".join(f"; {int(each)}: {said}" for each, said in COMMAND_EXIT_CODES.get(name, {}).items())
-    return f"[Exit codes](../evaluating/command-line.md#exit-codes): {', '.join(str(int(each)) for each in sorted(codes))}{more}."
+    more = "; ".join(f"{int(each)}: {said}" for each, said in COMMAND_EXIT_CODES.get(name, {}).items())
+    return f"Exit codes: {more}." if more else ""
 
 
 # --- python --------------------------------------------------------------------------------------------------------------
@@ -182,13 +190,18 @@ PYTHON = """Functions and records of `import evalspan`. How to use them, with ex
 and [the training hook](../training/hook.md)."""
 
 
+EVALUATIONS = """They need the packages of evalspan. All but `dataframe` also take `config` and `work_dir`, as on the command line,
+and `settings`, a mapping from dotted keys to values: `{"cluster.kind": "slurm", "trial.model_args": {"dtype": "float32"}}`."""
+SITE = {"config", "work_dir", "settings"}
+
+
 def python_page() -> str:
     names = [name for name in evalspan.__all__ if inspect.isfunction(getattr(evalspan, name))]
     of_hook = [name for name in names if getattr(evalspan, name).__module__ == hook.__name__]
     calls = [name for name in names if name not in of_hook]
     records = [evalspan.Results, ScoreValue, evalspan.Submission, evalspan.Progress, SuiteSettings]
     errors = [evalspan.EvalspanError, evalspan.OperatorError, RetryError, BugError]
-    parts = ["## Functions for evaluations", "They need the packages of evalspan."]
+    parts = ["## Functions for evaluations", plain(EVALUATIONS)]
     for name in calls:
         parts += _function(name)
     parts += ["## Functions for training scripts", "They need the standard library alone."]
@@ -209,7 +222,10 @@ def _of(error: type[Exception]) -> str:
 
 def _function(name: str) -> Iterator[str]:
     function: Callable[..., Any] = getattr(evalspan, name)
-    signature = re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(inspect.signature(function)))
+    whole = inspect.signature(function)
+    of_site = SITE if SITE.issubset(whole.parameters) else ()
+    shown = [each for name, each in whole.parameters.items() if name not in of_site]
+    signature = re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(whole.replace(parameters=shown)))
     kept = re.sub(
         r"(?<=[^,]) |, (?=\w+\])", lambda m: m[0].replace(" ", "\0"), signature
     )  # one line an argument

@@ -211,15 +211,6 @@ def test_the_revisions_of_a_data_set_are_a_row(tmp_path):
     assert [rows_in_words(path) for path in changed_paths(rows)] == ["the revision of org/MyRows-2"]
 
 
-def test_readme_and_docs_say_the_same_of_what_is_not_seen():
-    top = Path(__file__).parents[2]
-    said = [
-        (top / name).read_text().split("Not seen: ")[1] for name in ("README.md", "docs/evaluating/suites.md")
-    ]
-    readme, page = (" ".join(text.split("\n\n")[0].split()) for text in said)
-    assert readme == page
-
-
 # --- source keys: which files a suite's entry names ---------------------------------------------------------------------
 
 

@@ -48,7 +48,7 @@ DATA_WORDS = {"function": "data made by code", "unknown": "data unknown"}
 class ListKnown(TableCommand):
     """List suites, lm-eval's tasks and its groups, with their contents. Lists are never truncated.
 
-    The first call in a work folder reads lm-eval's task files, in about half a minute. Examples:
+    The first call in a work folder takes longer, to read lm-eval's task files. Examples:
 
     evalspan ls
 

@@ -156,7 +156,7 @@ class _Control(SettingsCommand):
 
 @command()
 class Pause(_Control):
-    """Give an evaluation's nodes back until it is resumed. Its answers are kept; what needs no GPU goes on.
+    """Free an evaluation's nodes until it is resumed. Answers are kept, and work that needs no GPU continues.
 
     Example:
 
@@ -182,7 +182,7 @@ class Resume(_Control):
 
 @command(context_settings={"ignore_unknown_options": True})
 class Priority(_Control):
-    """Change the priority of an evaluation, up or down: the next free nodes go to the highest one. Examples:
+    """Change the priority of an evaluation: the next free nodes go to the highest. Examples:
 
     evalspan priority step-1000-core-1a2b3c4d 5
 
@@ -199,7 +199,7 @@ class Priority(_Control):
 class Retry(SettingsCommand):
     """Retry an evaluation's failed tasks and its items without a score; scored tasks are kept.
 
-    Without a daemon the command runs here: exit code 1 where tasks failed again. Example:
+    Without a daemon, the tasks run here. Example:
 
     evalspan retry step-1000-core-1a2b3c4d
     """
@@ -329,16 +329,16 @@ def _given_back(node: str, used: Sequence[Use], minutes: float) -> str:
 class Supervise(SettingsCommand):
     """Run a training's COMMAND, and restart it from its newest complete checkpoint after failures that a restart can fix.
 
-    It is also ended and run again where it hangs. COMMAND finds the checkpoint in $EVALSPAN_RESUME_FROM (empty: from the
-    beginning). Where COMMAND is sbatch, its job is followed, and after failures of nodes those are checked, and bad ones left
-    out. Examples:
+    A training that hangs is restarted, too. COMMAND finds the checkpoint in $EVALSPAN_RESUME_FROM (empty: from the
+    beginning). If COMMAND is sbatch, its job is followed; after a node's failure its nodes are checked, and bad ones
+    excluded. Examples:
 
     evalspan supervise --max-restarts 3 -- sbatch --nodes=4 SCRIPTS/train-with-eval.sbatch runs/7b core -- srun python train.py
 
     evalspan supervise --max-restarts 3 --checkpoints runs/7b -- torchrun train.py
     """
 
-    max_restarts: int = option("Restarts at most.", "--max-restarts", min=0, default=3)
+    max_restarts: int = option("Maximum number of restarts.", "--max-restarts", min=0, default=3)
     checkpoints: str = option(
         f"Folder, or a quoted glob, of its checkpoints. Default: the folder that {WRAPPER_SCRIPT} gets.",
         default="",

@@ -50,7 +50,7 @@ OF_DAEMON = option("Refused: set in the daemon's settings.", hidden=True)  # `ap
 class Daemon(SettingsCommand):
     """Evaluate every checkpoint that the hook, `submit` or a watched folder announces, until stopped.
 
-    SIGTERM or Ctrl-C cancels nothing: jobs on Slurm go on, jobs of the local cluster end, and the next daemon
+    SIGTERM or Ctrl-C cancels nothing: jobs on Slurm continue, jobs of the local cluster end, and the next daemon
     resumes. Examples:
 
     evalspan daemon
@@ -285,8 +285,8 @@ class Status(TableCommand):
 class Watch(SettingsCommand):
     """Show a live screen: running and waiting evaluations, the latest scores, the daemon.
 
-    Ctrl-C leaves it, the evaluations go on. In a pipe it prints a line per change, and ends when
-    nothing runs. Example:
+    Ctrl-C leaves the screen; evaluations continue. In a pipe it prints a line per change, and ends when
+    nothing is running. Example:
 
     evalspan watch
     """

@@ -19,10 +19,10 @@ class SuiteCommand(TableCommand):
     suite: str | None = option(
         "A suite's name, or a suite file (default: \\[watch] suite).", "--suite", "-s", **ONE_OFF
     )
-    tasks: str | None = option("Tasks of lm-eval instead of a suite: a,b.", **ONE_OFF)
+    tasks: str | None = option("lm-eval tasks instead of a suite: a,b.", **ONE_OFF)
     limit: float | None = option("Documents of each task, or a share below 1.", **ONE_OFF)
     num_fewshot: int | None = option("Examples in each prompt.", min=0, **ONE_OFF)
-    every: int | None = option("1: ask each task, whatever its `every` in the suite says.", min=1, **ONE_OFF)
+    every: int | None = option("1: ask every task, also those with `every` in the suite.", min=1, **ONE_OFF)
     batch_size: str | None = option('Batch size: a number or "auto".', **ONE_OFF)
     mode: str | None = option(
         "lm-eval's exact digits, or each shared context computed once.", metavar="exact|fast", **ONE_OFF
