@@ -91,7 +91,11 @@ def test_an_example_in_the_help_is_a_valid_call(example):
 def test_every_command_has_help_that_fits(path):
     """-h works, says what the command does, with an example, and what each option is for, in 40 columns too."""
     typed(*path, "-h", env={"COLUMNS": "40", "TERMINAL_WIDTH": "40"})
-    assert f"evalspan {' '.join(path)}" in (ALL[path].help or ""), "no example"
+    paragraphs = (ALL[path].help or "").split("\n\n")
+    assert any(f"evalspan {' '.join(path)}" in each for each in paragraphs), "no example"
+    assert not [each for each in paragraphs if re.search(r"\S\s+Examples?:$", each)], (
+        "its heading ends a paragraph"
+    )
     for parameter in ALL[path].params:
         assert getattr(parameter, "help", None), f"{' '.join(path)} {parameter.opts[0]} has no help"
 

@@ -48,7 +48,9 @@ DATA_WORDS = {"function": "data made by code", "unknown": "data unknown"}
 class ListKnown(TableCommand):
     """List suites, lm-eval's tasks and its groups, with their contents. Lists are never truncated.
 
-    The first call in a work folder takes longer, to read lm-eval's task files. Examples:
+    The first call in a work folder takes longer, to read lm-eval's task files.
+
+    Examples:
 
     evalspan ls
 
@@ -198,7 +200,9 @@ def _show_rows(rows: Iterable[tuple[str, ...]]) -> None:
 class Validate(SuiteCommand):
     """Check a suite as `eval` does before it contacts the cluster, and list its contents.
 
-    Exit code 0: valid; 2: invalid, with a line that says what to change. Builds and submits nothing. Examples:
+    Exit code 0: valid; 2: invalid, with a line that says what to change. Builds and submits nothing.
+
+    Examples:
 
     evalspan validate --suite ./mine.toml
 
@@ -258,7 +262,9 @@ class Validate(SuiteCommand):
 class ImportTasks(Command):
     """Print a suite of lm-eval's tasks for a task list of lighteval or inspect_evals.
 
-    The data sets are the same; prompts and metrics are lm-eval's, so scores are not those of the other tool. Examples:
+    The data sets are the same; prompts and metrics are lm-eval's, so scores are not those of the other tool.
+
+    Examples:
 
     evalspan import-tasks open_llm_leaderboard_tasks.txt
 

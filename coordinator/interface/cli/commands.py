@@ -171,7 +171,9 @@ class Pause(_Control):
 
 @command()
 class Resume(_Control):
-    """Let a paused evaluation use nodes again. Example:
+    """Let a paused evaluation use nodes again.
+
+    Example:
 
     evalspan resume step-1000-core-1a2b3c4d
     """
@@ -182,7 +184,9 @@ class Resume(_Control):
 
 @command(context_settings={"ignore_unknown_options": True})
 class Priority(_Control):
-    """Change the priority of an evaluation: the next free nodes go to the highest. Examples:
+    """Change the priority of an evaluation: the next free nodes go to the highest.
+
+    Examples:
 
     evalspan priority step-1000-core-1a2b3c4d 5
 
@@ -199,7 +203,9 @@ class Priority(_Control):
 class Retry(SettingsCommand):
     """Retry an evaluation's failed tasks and its items without a score; scored tasks are kept.
 
-    Without a daemon, the tasks run here. Example:
+    Without a daemon, the tasks run here.
+
+    Example:
 
     evalspan retry step-1000-core-1a2b3c4d
     """
@@ -331,7 +337,9 @@ class Supervise(SettingsCommand):
 
     A training that hangs is restarted, too. COMMAND finds the checkpoint in $EVALSPAN_RESUME_FROM (empty: from the
     beginning). If COMMAND is sbatch, its job is followed; after a node's failure its nodes are checked, and bad ones
-    excluded. Examples:
+    excluded.
+
+    Examples:
 
     evalspan supervise --max-restarts 3 -- sbatch --nodes=4 SCRIPTS/train-with-eval.sbatch runs/7b core -- srun python train.py
 

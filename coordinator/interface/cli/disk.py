@@ -58,7 +58,9 @@ class Prune(TableCommand):
 
     Both remove request sets, converted checkpoints and code that no evaluation needs.
 
-    Evaluations that are open, pending or parked lose nothing, nor do the baselines of the settings. Examples:
+    Evaluations that are open, pending or parked lose nothing, nor do the baselines of the settings.
+
+    Examples:
 
     evalspan prune --keep responses --older-than 30d
 

@@ -40,7 +40,9 @@ STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 class Doctor(TableCommand):
     """Check this machine, Redis, Slurm's rules and its nodes (by small jobs), and print what to change.
 
-    Exit code 1 if a finding would stop an evaluation. Example:
+    Exit code 1 if a finding would stop an evaluation.
+
+    Example:
 
     evalspan doctor --cluster slurm --partition gpu
     """
@@ -86,7 +88,9 @@ class CheckNodes(TableCommand):
     """Test nodes in pairs by small jobs on their GPUs, and print those that training should avoid.
 
     Each job checks matrix products, memory and copies of both nodes, and an all-gather between them; a second round pairs
-    suspects with good nodes. Exit code 1 if a node is bad or a suspect, 4 if no test passed. Examples:
+    suspects with good nodes. Exit code 1 if a node is bad or a suspect, 4 if no test passed.
+
+    Examples:
 
     evalspan check-nodes --cluster slurm --partition gpu
 

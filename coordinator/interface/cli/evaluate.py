@@ -44,7 +44,9 @@ STEP = option("Training step, for reports and trackers; default: from the folder
 class Evaluate(SuiteCommand):
     """Evaluate one checkpoint on one suite and print the makespan and the scores.
 
-    If it is killed, run the same command again to resume. Examples:
+    If it is killed, run the same command again to resume.
+
+    Examples:
 
     evalspan eval ckpt/step-1000 --suite core --cluster slurm --partition gpu
 
@@ -170,7 +172,9 @@ def _show(typed: TableCommand, found: Results, *, verbose: bool) -> None:
 class Rescore(TableCommand):
     """Score the answers of an evaluation again, with other filters, metrics, gold answers or judge, without a GPU.
 
-    This is a new evaluation. Refused if the suite makes different requests. If it is killed, run the same command again to resume. Examples:
+    This is a new evaluation. Refused if the suite makes different requests. If it is killed, run the same command again to resume.
+
+    Examples:
 
     evalspan rescore step-1000-core-1a2b3c4d
 
@@ -204,7 +208,9 @@ class Rescore(TableCommand):
 class Prepare(SuiteCommand):
     """Build a suite's request sets on this machine, with data sets and metric scripts from the internet.
 
-    Jobs run offline: they read the work folder and the Hugging Face cache. Example:
+    Jobs run offline: they read the work folder and the Hugging Face cache.
+
+    Example:
 
     evalspan prepare --suite core --tokenizer ckpt/step-1000
     """

@@ -41,7 +41,9 @@ app.add_typer(priors, name="priors")
 class Plan(TableCommand):
     """Predict the makespan of a suite or an instance: lanes, lower bound, and other numbers of nodes.
 
-    With --detect: how many documents of each task show such a change. Examples:
+    With --detect: how many documents of each task show such a change.
+
+    Examples:
 
     evalspan plan --suite core --nodes 4 --model-size 7b --hardware a100
 

@@ -91,7 +91,9 @@ class _Scores(SettingsCommand):
 class Report(_Scores, TableCommand):
     """Print an evaluation's makespan and scores; with --series, learning curves over checkpoints.
 
-    A series shows since when a score is worse. Examples:
+    A series shows since when a score is worse.
+
+    Examples:
 
     evalspan report step-1000-core-1a2b3c4d
 
@@ -203,7 +205,9 @@ class Report(_Scores, TableCommand):
 class Export(_Scores):
     """Write scores, makespan, GPU seconds and cost, at their training steps, into a tracker or files.
 
-    A second export adds only new points. `lm-eval` writes lm_eval's own files, `parquet` a row for each document. Examples:
+    A second export adds only new points. `lm-eval` writes lm_eval's own files, `parquet` a row for each document.
+
+    Examples:
 
     evalspan export --series runs/7b --to tensorboard --out tb
 

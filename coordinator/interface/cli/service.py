@@ -51,7 +51,9 @@ class Daemon(SettingsCommand):
     """Evaluate every checkpoint that the hook, `submit` or a watched folder announces, until stopped.
 
     SIGTERM or Ctrl-C cancels nothing: jobs on Slurm continue, jobs of the local cluster end, and the next daemon
-    resumes. Examples:
+    resumes.
+
+    Examples:
 
     evalspan daemon
 
@@ -163,7 +165,9 @@ def _log_to(screen: Console) -> None:
 class Submit(SuiteCommand):
     """Submit a checkpoint to the daemon of this work folder. Submitting it again creates no second evaluation.
 
-    A second submission may raise the priority; it resumes a cancelled or stale evaluation. Examples:
+    A second submission may raise the priority; it resumes a cancelled or stale evaluation.
+
+    Examples:
 
     evalspan submit ckpt/step-1000 --suite core --priority 5
 
@@ -286,7 +290,9 @@ class Watch(SettingsCommand):
     """Show a live screen: running and waiting evaluations, the latest scores, the daemon.
 
     Ctrl-C leaves the screen; evaluations continue. In a pipe it prints a line per change, and ends when
-    nothing is running. Example:
+    nothing is running.
+
+    Example:
 
     evalspan watch
     """
@@ -307,7 +313,9 @@ class Watch(SettingsCommand):
 class Logs(SettingsCommand):
     """Print the log of a job, a trial, or a shard's trial; without a name, every log's last line.
 
-    With -f it continues until the evaluation has ended, or Ctrl-C. Examples:
+    With -f it continues until the evaluation has ended, or Ctrl-C.
+
+    Examples:
 
     evalspan logs step-1000-core-1a2b3c4d
 
