@@ -38,7 +38,7 @@ SMALL = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "
 LARGE = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "vocabulary": 32768}
 LARGE |= {"num_attention_heads": 32, "num_key_value_heads": 8}
 TRIAL = "import sys; from evaljobs.trial.engines import loading; from evaljobs.contract.specs import ModelOptions; "
-TRIAL += "loading.load(sys.argv[1], ModelOptions(device=sys.argv[2]), 1)"
+TRIAL += "loading.load_engine(sys.argv[1], ModelOptions(device=sys.argv[2]), 1)"
 Row = dict[str, Any]
 
 

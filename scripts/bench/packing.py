@@ -50,6 +50,13 @@ def noisy(options: Options) -> Rows:
         yield row(f"run time, sigma {sigma}, {gpus} GPUs", got["ratio"]["median"], target)
 
 
+def tail(options: Options) -> Rows:
+    """Of the makespan: from the first GPU without a shard to the last shard."""
+    for gpus in (8, 32, 256):
+        got = simulate_instance(instance_text(gpus), "evalspan", 0.3, options.seeds)
+        yield row(f"tail / makespan, sigma 0.3, {gpus} GPUs", got["tail_fraction"], 0.01)
+
+
 def speedup(_options: Options) -> Rows:
     for which, (gpus, text) in enumerate(TEXTS.items()):
         ours, bound = _span(text, "evalspan"), plan_instance(text)["lower_bound_seconds"]
@@ -104,7 +111,14 @@ def large_plan() -> tuple[int, float, float]:
     return sum(len(lane.shards) for lane in made.lanes), median(times), peak
 
 
-GROUPS = {"planned": planned, "noisy": noisy, "speedup": speedup, "random": random, "scale": scale}
+GROUPS = {
+    "planned": planned,
+    "noisy": noisy,
+    "tail": tail,
+    "speedup": speedup,
+    "random": random,
+    "scale": scale,
+}
 
 
 def measure(options: Options) -> tuple[dict[str, Any], bool]:

@@ -25,6 +25,7 @@ MOST_SIGMA = 10.0
 
 def simulate_instance(json_text: str, policy: str, sigma: float | None, seeds: int) -> dict[str, Any]:
     """Makespans of `seeds` drawn runs of one policy, and the medians of their own lower bounds.
+    `tail_fraction`: the median part of the makespan between the first idle GPU and the last shard; 0 of baselines.
 
     `sigma`: spread of log seconds around the predictions; None: each set's own. A run's bound is
     that of its drawn seconds, with staging for policies that stage.
@@ -48,6 +49,7 @@ def simulate_instance(json_text: str, policy: str, sigma: float | None, seeds: i
         "makespan_seconds": _spread([one.makespan_seconds for one in runs]),
         "ratio": _spread(ratios) if ratios else None,
         "gpu_busy_fraction": median(one.busy_fraction for one in runs),
+        "tail_fraction": median(one.tail_seconds / max(one.makespan_seconds, 1e-9) for one in runs),
     }
 
 

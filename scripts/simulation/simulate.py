@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from math import inf
 
 from coordinator.decide.planning.flow_shop import MIN_JOB_SHARE, MetricJob, divide_execute_shard, metrics_end
 from coordinator.decide.planning.model import Lane, Plan, PlannedShard
@@ -29,11 +30,14 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """`busy_fraction`: inference seconds / seconds that GPUs were held."""
+    """`busy_fraction`: inference seconds / seconds that GPUs were held. `tail_seconds`: from the first GPU without a shard to the
+    last shard's end.
+    """
 
     makespan_seconds: float
     busy_fraction: float
     lower_bound_seconds: float
+    tail_seconds: float = 0.0
     spans: tuple[Span, ...] = ()
 
 
@@ -63,10 +67,12 @@ def simulate(
     spans: list[Span] = []
     held = busy = 0.0
     worked: set[int] = set()
+    first_idle = inf
     while free:
         now, number = heappop(free)
         shard = queues.take(number)
         if shard is None:
+            first_idle = min(first_idle, now)
             continue
         seconds = truth.gpu(truth.index[shard.set], shard.first_batch, shard.end_batch) / here[number].speed
         end = now + seconds + shard_overhead_seconds
@@ -81,6 +87,7 @@ def simulate(
         makespan_seconds=max(last, metrics_end(metric_jobs(spans, truth, cpu_slots), parallelism, cpu_slots)),
         busy_fraction=busy / held if held else 0.0,
         lower_bound_seconds=bound.seconds,
+        tail_seconds=max(0.0, last - first_idle),
         spans=tuple(spans),
     )
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from bench import gpu as gpu_bench
-from bench import peer_job, slurm, synthetic, world
+from bench import held, peer_job, slurm, synthetic, world
 from bench.portfolio import Portfolio, instance_text
 from support.goldens import deep
 
@@ -26,6 +26,42 @@ from evaljobs.trial.shard_runner import RequestSet
 
 GPU = Path(__file__).resolve().parents[2] / "scripts" / "bench_gpu"
 ALONE = ["unshare", "--net", *(["--map-root-user"] if os.geteuid() else [])]
+
+
+# --- bench_held ------------------------------------------------------------------------------------------------------
+
+
+def test_each_second_of_a_slot_has_one_cause(tmp_path):
+    """Two slots: one with a trial, one with two of two evaluations, by the records that evaluations leave."""
+    causes = {"infer": 30.0, "imports": 6.0, "load": 2.0, "warm": 0.5, "wait": 0.0, "dump": 0.5, "other": 1.0}
+    began = {"a-trial-local-a0.0": 100.0, "a-trial-local-a0.1": 102.0, "b-trial-local-a0.0": 143.0}
+    for name, submitted in (("a", 99.0), ("b", 142.0)):
+        own = {trial: at for trial, at in began.items() if trial.startswith(name)}
+        gpus = [{"trial": trial, "started_at": at, "held": 40.0} | causes for trial, at in own.items()]
+        report = {
+            "status": "done",
+            "warnings": [],
+            "gpus": gpus,
+            "tokens": {"computed": 3000, "generated": None},
+        }
+        report |= {"environment_bytes": 10, "environment_seconds": 0.5}
+        job = f"{name}-trial-local-a0"
+        events = [{"kind": "job-submitted", "job": job, "at": submitted}]
+        events += [
+            {"kind": "job-ended", "job": job, "index": int(trial[-1]), "at": at + 41.0}
+            for trial, at in own.items()
+        ]
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "report.json").write_text(json.dumps(report))
+        (tmp_path / name / "journal.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
+    found = held.measured([tmp_path / "a", tmp_path / "b"], 2, rate=100.0)
+    seconds = found["seconds"]
+    assert found["total"] == sum(seconds.values()) == 2 * (184.0 - 99.0)
+    assert (seconds["queue"], seconds["exit"], seconds["idle_tail"]) == (1.0 + 3.0, 3.0, 184.0 - 143.0)
+    assert (seconds["between"], seconds["inference"]) == (2.0, 90.0)
+    assert (found["fewest"], found["over_fewest"]) == (60.0, found["total"] / 60.0)
+    costs = (found["total"] - seconds["inference"] - seconds["dump"]) / 2
+    assert held.of_suite(found, 2, 300.0, 2)["over_fewest"] == pytest.approx(1 + costs / 600.0)
 
 
 # --- bench_gpu; its parts that run whole evaluations take minutes: `scripts/bench_gpu --small` -------------------------
