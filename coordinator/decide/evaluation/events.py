@@ -106,10 +106,12 @@ class JobIntended(Event):
 
 
 class ShardsDealt(Event):
-    """Shards of lost lanes were moved to other lanes. A replay does not decide again. The shards are queued again."""
+    """Shards were given to lanes: those of lost lanes, or those that a screen had held and that it needs now. A replay does not
+    decide again. The shards are queued.
+    """
 
     kind: Literal["shards-dealt"] = "shards-dealt"
-    lanes: dict[str, str]  # shard -> its new lane
+    lanes: dict[str, str]  # shard -> its lane from now on
 
 
 class TokenBudgetReduced(Event):
