@@ -200,9 +200,9 @@ class Performer:
 
     def _judge_screen(self, state: State, action: JudgeScreen) -> AnyEvent:
         try:
-            return screens.judge_screen(state.record, action, self.site.paths, clock.now())
+            return screens.judge_screen(state.record, action.entry, self.site.paths, clock.now())
         except (OperatorError, DamagedError, OSError) as error:
-            why = f"it cannot be held against its reference: {error}"
+            why = f"it cannot be compared with its reference: {error}"
             return EntryFailed(at=clock.now(), entry=action.entry, error=why)
 
     # --- jobs ------------------------------------------------------------------------------------------------------

@@ -110,8 +110,8 @@ def test_looks_are_at_whole_prefixes_and_shards_are_held_until_a_look_needs_them
             take(ev.ShardsDumped(at=3.0, shards=((shard, FRAME),)))
             continue
         outcome = Scored(name=look.name, entry=0, result_file="f", seconds=1.0)
-        assert take(ev.OutcomeSeen(at=5.0, outcome=outcome)) == [JudgeScreen(entry=0, result_file="f")]
-        assert screening.judge_again(state) == [JudgeScreen(entry=0, result_file="f")]
+        assert take(ev.OutcomeSeen(at=5.0, outcome=outcome)) == [JudgeScreen(entry=0)]
+        assert screening.judge_again(state) == [JudgeScreen(entry=0)]
         settled = look.blocks >= settles or not undone()
         actions = take(judged(0, look.blocks, settled=settled))
         queued = {s for a in actions if isinstance(a, WithdrawShards) for s in a.shards}

@@ -89,10 +89,9 @@ class EnqueueMetric(Action):
 
 
 class JudgeScreen(Action):
-    """Hold the scored documents of an entry against the reference's -> ScreenJudged | EntryFailed."""
+    """Compare the scored documents of an entry with the reference's -> ScreenJudged | EntryFailed."""
 
     entry: int
-    result_file: str
 
 
 class PublishSets(Action):

@@ -187,7 +187,7 @@ class MetricEnqueued(Event):
 
 
 class ScreenJudged(Event):
-    """What a look of a screen evaluation says. A replay judges nothing anew. Then: the entry is scored and its other shards are
+    """A look of a screen evaluation was judged. A replay judges nothing again. The entry is scored and its other shards are
     withdrawn, or more of its documents are awaited.
     """
 
@@ -317,7 +317,7 @@ class PlannedLeaf(Record):
         return ShardId.parse(self.shards[0]).cut if self.shards else ""
 
     def first(self, blocks: int) -> PlannedLeaf:
-        """The shards of the first blocks alone."""
+        """Return this with the shards of the first blocks only."""
         rows = zip(self.shards, self.shard_blocks, self.shard_documents, strict=True)
         kept = [(shard, documents) for shard, block, documents in rows if block < blocks]
         shards, documents = (tuple(each) for each in zip(*kept, strict=True)) if kept else ((), ())

@@ -58,7 +58,7 @@ def _blocks(state: State, entry: EntryState) -> Iterator[tuple[str, int]]:
 def judge_look(entry: EntryState, look: Look, unscored: Mapping[str, str]) -> list[Action]:
     """Compare the scored documents of a look with the reference's."""
     entry.look, entry.unscored = look, unscored
-    return [JudgeScreen(entry=entry.index, result_file=look.result_file)]
+    return [JudgeScreen(entry=entry.index)]
 
 
 def take_verdict(state: State, event: ScreenJudged) -> list[Action]:
@@ -77,7 +77,7 @@ def take_verdict(state: State, event: ScreenJudged) -> list[Action]:
 def judge_again(state: State) -> list[Action]:
     """Judge looks again whose verdict did not reach the journal; the verdict is the same."""
     return [
-        JudgeScreen(entry=entry.index, result_file=entry.look.result_file)
+        JudgeScreen(entry=entry.index)
         for entry in state.entries
         if entry.look is not None and entry.status == "scoring"
     ]

@@ -123,7 +123,7 @@ def _name(shard: PlannedShard, cut: str) -> str:
 
 
 def _likely(record: EvaluationRecord, problem: Problem, sets: Mapping[str, _Found]) -> Problem:
-    """The problem of the documents that screens of these sets are likely to ask: of each set its first blocks."""
+    """Return the problem of the documents that screens of these sets are likely to ask: the first blocks of each set."""
     options = record.suite.screen
     assert options is not None
     documents: Counter[int] = Counter()

@@ -1,4 +1,4 @@
-"""Signal and noise of each task over a training, what the task takes, and which tasks say nothing for their price.
+"""Signal, noise, and cost of each task over a training, and the tasks that say nothing for their price.
 
 Rule: of a task counts its first score that is no dense signal. Its GPU seconds are those of its shards, of the last checkpoints.
 """
@@ -28,7 +28,7 @@ PRICED = 3  # checkpoints, the last ones, of which a task's seconds are the mean
 
 
 def seconds_of(work_dir: Path, points: Sequence[Evaluation]) -> dict[str, float]:
-    """Leaf task -> GPU seconds of its shards in an evaluation; the mean of the last ones that have a report."""
+    """Return GPU seconds of each leaf task's shards in an evaluation: the mean of the last ones that have a report."""
     found: dict[str, list[float]] = defaultdict(list)
     for point in [point for point in points if point.scores][-PRICED:]:
         with suppress(OSError, ValueError):
@@ -42,7 +42,7 @@ def seconds_of(work_dir: Path, points: Sequence[Evaluation]) -> dict[str, float]
 
 
 def signals_of(series: Series, seconds: Mapping[str, float]) -> list[dict[str, Any]]:
-    """A row for each task, as JSON has it: the largest ratio first, and those without one last. `seconds`: of `seconds_of`.
+    """Return a row for each task, as in JSON: the largest ratio first, those without one last. `seconds`: from `seconds_of`.
 
     `every`: of `asking_cadences`, a value for the suite file's key of that name.
     """
@@ -69,7 +69,7 @@ def signals_of(series: Series, seconds: Mapping[str, float]) -> list[dict[str, A
 
 
 def show_signals(rows: Sequence[Mapping[str, Any]], slot: str) -> Iterator[RenderableType]:
-    """Parts to print: a row for each task, then what is spent on tasks that say nothing."""
+    """Yield parts to print: a row for each task, then what is spent on tasks that say nothing."""
     total = sum(row["gpu_seconds"] or 0.0 for row in rows)
     sheet = Sheet("Signal and noise", "score", "signal", "noise", "ratio", f"{slot} s", "share", "every")
     for row in rows:
