@@ -12,7 +12,7 @@ from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
 from coordinator.decide.evaluation.records import ScreenScore
-from coordinator.decide.verdicts.screening import asking_order, judge_screening, likely_share, question_of
+from coordinator.decide.verdicts.screening import asking_order, judge_screening, likely_share
 from coordinator.errors import OperatorError
 from evaljobs.contract.columns import CLUSTER, DOCUMENT, HASH
 from evaljobs.contract.specs import Blocks, ScreenOptions, TaskEntry
@@ -61,7 +61,7 @@ def asking_blocks(
 
 def block_size(count: int, task: TaskEntry, options: ScreenOptions) -> int:
     """Return the documents from one look to the next: all of them if a screen would hardly ask fewer."""
-    is_whole = task.judge or likely_share(count, question_of(options)) > WHOLE_SHARE
+    is_whole = task.judge or likely_share(count, options) > WHOLE_SHARE
     return count if is_whole else ceil(count / MAX_LOOKS)
 
 
@@ -89,7 +89,7 @@ def judge_documents(
     answer = judge_screening(
         sign * (ours - theirs),
         max(len(known), len(ours)),
-        question_of(options),
+        options,
         apart=block_size(reference.documents, task, options),
         span=max(1.0, float(np.ptp([ours, theirs]))),
         clusters=clusters if task.cluster else None,

@@ -28,30 +28,11 @@ ScreenVerdict = Literal["worse", "not worse", "open"]
 WORST_FLIPS = (
     0.5  # variance of a difference of two 0/1 answers that are independent and right half of the time
 )
-EXPECTED_FLIPS = (
-    0.1  # share of documents whose answer differs between neighbouring checkpoints, where it is not known
-)
+# expected share of documents whose answer differs between neighbouring checkpoints: it sharpens a screen, and proves nothing
+EXPECTED_FLIPS = 0.1
 MIN_DOCUMENTS = 30  # documents asked, below which there is no verdict but of the whole set
 UNSEEN_DOCUMENTS = 2.0  # documents that differ by `span`, added to those asked and to those left: rare flips are not told to be none
 OVERSHOOT = 0.5826  # standard deviations of a step by which a sum of steps crosses a line, on average
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """The question of a screen: whether the candidate's score is lower than the reference's by more than `max_drop`."""
-
-    max_drop: float  # in the metric's unit; above 0
-    level: float = ALPHA  # probability of a false "worse", and of a false "not worse", over all looks
-    power: float = (
-        POWER  # with which a test of fixed size, at whose size this one is sharpest, would say "not worse"
-    )
-    flips: float = (
-        EXPECTED_FLIPS  # expected variance of a document's difference: it sharpens, and proves nothing
-    )
-
-    def __post_init__(self) -> None:
-        if not (self.max_drop > 0 and 0 < self.level < 0.5 <= self.power < 1 and self.flips > 0):
-            raise ValueError(f"{self}: max_drop and flips are above 0, level below 0.5, power from 0.5 to 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +52,7 @@ class Answer:
         return self.verdict != "open" or self.asked == self.documents
 
 
-def question_of(options: ScreenOptions) -> Question:
-    """Return the question of a suite's `[screen]`."""
-    return Question(max_drop=options.max_drop, level=options.level, power=options.power)
-
-
-def likely_share(documents: int, question: Question) -> float:
+def likely_share(documents: int, question: ScreenOptions) -> float:
     """Return the share of so many documents that a screen is likely to ask if little has changed."""
     needed = _sharpest(question)
     return 1 / (1 + documents / needed)
@@ -110,13 +86,14 @@ def _drawn(seed: int, kind: str, number: int) -> float:
 def judge_screening(
     differences: Values,
     documents: int,
-    question: Question,
+    question: ScreenOptions,
     *,
     apart: int = 1,
     span: float = 1.0,
     clusters: Sequence[Any] | None = None,
 ) -> Answer:
-    """Return the answer that the documents asked so far give. May be called after each shard.
+    """Return the answer that the documents asked so far give to whether the candidate's score is lower than the reference's by
+    more than `max_drop`. May be called after each shard.
 
     `differences`: of the documents asked so far, an array in the asking order, candidate less reference, higher is better (the
     caller turns the sign of a metric whose lower values are better); without NaN. `documents`: of the whole set. `apart`:
@@ -157,7 +134,7 @@ def judge_screening(
 
 
 def _is_no_chance(
-    differences: Values, left: int, question: Question, apart: int, clusters: Sequence[Any] | None
+    differences: Values, left: int, question: ScreenOptions, apart: int, clusters: Sequence[Any] | None
 ) -> bool:
     """Return whether a drop exceeds what the choice of the set's documents explains; for a whole set, as `gate` decides it."""
     one = compare_paired(0 * differences, differences, clusters)
@@ -170,9 +147,9 @@ def _is_no_chance(
     return one.difference + reach * one.stderr * math.sqrt(size) < 0
 
 
-def _sharpest(question: Question) -> float:
+def _sharpest(question: ScreenOptions) -> float:
     """Return the number of documents at which the sequence is narrowest."""
-    return documents_needed(question.max_drop, question.flips, level=2 * question.level, power=question.power)
+    return documents_needed(question.max_drop, EXPECTED_FLIPS, level=2 * question.level, power=question.power)
 
 
 def _reach(size: float, before: float, alpha: float, sharpest: float) -> float:
