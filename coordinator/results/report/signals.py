@@ -8,21 +8,24 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from statistics import fmean
-from typing import Any
-
-from rich.console import RenderableType
+from typing import TYPE_CHECKING, Any
 
 from coordinator.base.words import first_of
 from coordinator.decide.verdicts.signal import ASKED_SHARE, NOISE_RATIO, Signal, asking_cadences, signal_of
-from coordinator.results.report.learning_curves import Curve, Series
+from coordinator.errors import OperatorError
+from coordinator.results.report.learning_curves import Curve, Series, make_series
+from coordinator.results.report.load_series import find_series
 from coordinator.results.report.measurements import Report
 from coordinator.results.report.scores import Evaluation
-from coordinator.results.report.tables import Parts, Sheet
 from evaljobs.contract.columns import DENSE
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.specs import CheckpointSpec, SuiteSpec
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 PRICED = 3  # checkpoints, the last ones, of which a task's seconds are the mean
 
@@ -39,6 +42,23 @@ def seconds_of(work_dir: Path, points: Sequence[Evaluation]) -> dict[str, float]
             for task, seconds in spent.items():
                 found[task].append(seconds)
     return {task: fmean(each) for task, each in found.items()}
+
+
+def auto_cadences(work_dir: Path, suite: SuiteSpec, checkpoint: CheckpointSpec) -> dict[str, int]:
+    """Return at each how many checkpoints of its training to ask each task, by `signals_of`; a group as often as any of its
+    leaf tasks.
+    """
+    try:
+        points = find_series(work_dir, str(PurePath(checkpoint.announced).parent), suite.name, mixed=True)
+    except OperatorError:
+        return {}
+    series = make_series(point for point in points if point.mode == (suite.mode or "exact"))
+    every = {row["task"]: row["every"] for row in signals_of(series, seconds_of(work_dir, series.points))}
+    leaves = {name: its for point in series.points for name, its in point.groups.items()}
+    return {
+        task.name: min((every.get(leaf, 1) for leaf in leaves.get(task.name, (task.name,))), default=1)
+        for task in suite.tasks
+    }
 
 
 def signals_of(series: Series, seconds: Mapping[str, float]) -> list[dict[str, Any]]:
@@ -70,6 +90,8 @@ def signals_of(series: Series, seconds: Mapping[str, float]) -> list[dict[str, A
 
 def show_signals(rows: Sequence[Mapping[str, Any]], slot: str) -> Iterator[RenderableType]:
     """Yield parts to print: a row for each task, then what is spent on tasks that say nothing."""
+    from coordinator.results.report.tables import Parts, Sheet  # noqa: PLC0415 (the daemon starts without rich)
+
     total = sum(row["gpu_seconds"] or 0.0 for row in rows)
     sheet = Sheet("Signal and noise", "score", "signal", "noise", "ratio", f"{slot} s", "share", "every")
     for row in rows:
