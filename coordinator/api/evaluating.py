@@ -17,6 +17,7 @@ from coordinator.intake import from_settings, request_sets, resubmit, suites, wo
 from coordinator.intake.suites import PathLike, SuiteSettings
 from coordinator.intake.work_folder import refuse_guest
 from coordinator.operations.keeping.archive import archive_all
+from coordinator.results.report.signals import auto_cadences
 from coordinator.runtime.finalize import Results, results_of
 from coordinator.runtime.journal import Journal, OtherFormatError
 from coordinator.runtime.known_evaluations import find_folder
@@ -85,6 +86,7 @@ def evaluate(
             update={"shards_per_task": shards_per_task, "max_trials": slots}
         ),
         step=step,
+        cadences=auto_cadences,
     )
     record = without_reuse(record, site) if fresh else record_as_of_now(record, site)
 

@@ -19,6 +19,7 @@ from coordinator.errors import EvalspanError, OperatorError
 from coordinator.intake import from_settings, inbox, places, resubmit, suites, work_folder
 from coordinator.intake.suites import PathLike, SuiteSettings
 from coordinator.intake.work_folder import refuse_guest
+from coordinator.results.report.signals import auto_cadences
 from coordinator.runtime import control
 from coordinator.runtime.finalize import Results
 from coordinator.runtime.journal import Journal
@@ -78,7 +79,10 @@ def submit(
     messages = messages or CallbackObserver(progress=False)
     folder = checkpoint_folder(checkpoint, known, messages)
     record = record_as_of_now(
-        from_settings.evaluation_record(known, folder, spec, inputs, priority=priority, step=step), site
+        from_settings.evaluation_record(
+            known, folder, spec, inputs, priority=priority, step=step, cadences=auto_cadences
+        ),
+        site,
     )
     before: State | None = None
     if Journal.begun(site.paths.evaluation(record.evaluation_id).journal):

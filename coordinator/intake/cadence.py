@@ -1,12 +1,13 @@
-"""Which tasks of a suite a checkpoint is asked: those with `every = k` at each k-th checkpoint of its training.
+"""The tasks of a suite that a checkpoint is asked: those with `every = k` at each k-th checkpoint of its training.
 
 Rule: the first checkpoint that is evaluated counts as number 0 and is asked all; others count in the order in which they were
-accepted, each once. A checkpoint that is asked again is asked what it was asked before. Called by `from_settings`.
+accepted, each once. With `every = "auto"`, k follows from the scores so far, and counts from the last checkpoint that was asked. A
+checkpoint that is asked again is asked what it was asked before. Called by `from_settings`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePath
 
 from coordinator.decide.evaluation.records import EvaluationRecord
@@ -14,23 +15,42 @@ from evaljobs.contract.paths import slug
 from evaljobs.contract.specs import CheckpointSpec, SuiteSpec
 from evaljobs.contract.storage import find_record
 
+Cadences = Callable[[Path, SuiteSpec, CheckpointSpec], Mapping[str, int]]
+"""Returns, for tasks of a suite, at each how many checkpoints of a training its scores so far make them worth asking."""
 
-def not_asked(work_dir: Path, suite: SuiteSpec, checkpoint: CheckpointSpec) -> tuple[str, ...]:
-    """Tasks whose turn it is not at this checkpoint. Reads the records of the training's evaluations."""
-    every = {task.name: task.every for task in suite.tasks if task.every > 1}
-    if not every:
+
+def not_asked(
+    work_dir: Path, suite: SuiteSpec, checkpoint: CheckpointSpec, cadences: Cadences | None = None
+) -> tuple[str, ...]:
+    """Return the tasks whose turn it is not at this checkpoint. Reads the records of the training's evaluations.
+
+    `cadences`: of tasks with `every = "auto"`, which are asked at each checkpoint without it.
+    """
+    every = {task.name: task.every for task in suite.tasks if task.every != 1}
+    if not every or checkpoint.step in suite.all_at:
         return ()
     place, first, mine = PurePath(checkpoint.announced), dict[str, float](), list[EvaluationRecord]()
+    skipped: dict[str, set[str]] = {}  # checkpoint -> tasks that none of its evaluations asks
     for record in _records(work_dir, suite):
         other = PurePath(record.checkpoint.announced)
         if other == place:
             mine.append(record)
         elif other.parent == place.parent:
             first[str(other)] = min(record.accepted_at, first.get(str(other), record.accepted_at))
+            skipped[str(other)] = skipped.get(str(other), {*every}) & {*record.not_asked}
     if mine:
         latest = max(mine, key=lambda record: record.accepted_at)
         return tuple(name for name in every if name in latest.not_asked)
-    return tuple(name for name, count in every.items() if len(first) % count)
+    latest_first = sorted(first, key=lambda other: -first[other])
+    known = cadences(work_dir, suite, checkpoint) if cadences and "auto" in every.values() else {}
+
+    def is_due(name: str, count: int | str) -> bool:
+        if isinstance(count, int):
+            return len(first) % count == 0
+        asked = (number for number, other in enumerate(latest_first, 1) if name not in skipped[other])
+        return next(asked, known.get(name, 1)) >= known.get(name, 1)
+
+    return tuple(name for name, count in every.items() if not is_due(name, count))
 
 
 def _records(work_dir: Path, suite: SuiteSpec) -> Iterator[EvaluationRecord]:

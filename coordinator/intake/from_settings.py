@@ -342,13 +342,14 @@ def evaluation_record(
     priority: int = 0,
     step: int | None = None,
     final: bool = False,
+    cadences: cadence.Cadences | None = None,
 ) -> EvaluationRecord:
     """Return the evaluation of a checkpoint under these settings. Raise OperatorError if checkpoint, suite or settings are
     wrong.
 
     `inputs`: computes the suite's source keys; `options`: replaces those of the settings. With a command of `[checkpoint]
     convert`, a folder that is not in Hugging Face format is converted. `step` None: from the folder's name. `final`: the last
-    checkpoint of a training.
+    checkpoint of a training. `cadences`: as in `not_asked`.
     """
     if step is not None and step < 0:
         raise OperatorError(f"step is a training step, 0 or more, not {step}")
@@ -370,7 +371,7 @@ def evaluation_record(
         inputs=made_of,
         convert=section.convert if spec.is_raw else None,
         judge=judge,
-        not_asked=() if final else cadence.not_asked(config.work_dir, loaded, spec),
+        not_asked=() if final else cadence.not_asked(config.work_dir, loaded, spec, cadences),
         priority=priority,
         accepted_at=time.time(),
     )

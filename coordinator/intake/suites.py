@@ -266,10 +266,10 @@ def _checked(data: Mapping[str, Any], where: toml.Where, path: Path | None) -> S
     """Return the suite of a suite file's values. `path`: the file that relative paths start from; None: the current folder."""
     suite = toml.validate_table(SuiteSpec, data, where)
     _refuse_twins(suite.tasks, where)
-    if all(task.every > 1 for task in suite.tasks):
+    if all(task.every != 1 for task in suite.tasks):
         raise OperatorError(
             f"{where(('task', 0, 'every'))}: every task has `every` above 1, so most checkpoints would be asked nothing: "
-            "leave it away for one task"
+            "omit it for one task"
         )
     if suite.fewshot_as_multiturn and suite.apply_chat_template is False:  # lm_eval refuses it as well
         raise OperatorError(

@@ -308,10 +308,7 @@ def stray_shards(state: State, unclaimed: Iterable[str], claims: Mapping[str, st
     return tuple(
         name
         for name, shard in state.shards.by_name.items()
-        if shard.frame is None
-        and not shard.quarantined
-        and name not in queued
-        and claims.get(name) not in state.trials.live
+        if shard.is_to_do and name not in queued and claims.get(name) not in state.trials.live
     )
 
 

@@ -200,9 +200,9 @@ class Performer:
 
     def _judge_screen(self, state: State, action: JudgeScreen) -> AnyEvent:
         try:
-            return screens.judge_screen(state.record, action, self.site.paths, clock.now())
+            return screens.judge_screen(state.record, action.entry, self.site.paths, clock.now())
         except (OperatorError, DamagedError, OSError) as error:
-            why = f"it cannot be held against its reference: {error}"
+            why = f"it cannot be compared with its reference: {error}"
             return EntryFailed(at=clock.now(), entry=action.entry, error=why)
 
     # --- jobs ------------------------------------------------------------------------------------------------------
@@ -302,7 +302,8 @@ class Performer:
             match action:
                 case FillQueue():
                     lanes = {lane: [_queued(s) for s in shards] for lane, shards in action.lanes.items()}
-                    queue.fill(lanes, state.queue_epoch, steal=state.record.options.plan.steals)
+                    steals = state.record.options.plan.steals
+                    queue.fill(lanes, state.queue_epoch, steal=steals, more=action.more)
                 case QueueShards():
                     queue.add(action.lane, [_queued(s) for s in action.shards])
                 case WithdrawShards():

@@ -1,7 +1,7 @@
-"""Screen evaluations: the reference to compare with, the order in which documents are asked, and the verdict on them.
+"""Screen evaluations: finds the reference to compare with, and reads its documents and those scored so far.
 
-Rule: everything follows from the suite, the reference's `documents.parquet` and the documents scored so far, and can be
-recomputed at any time. The record names the reference and the order's digest. Called from `present_inputs` and `effects`.
+Rule: the record names the reference and the digest of the order of asking; `decide.evaluation.screened_documents` decides the rest
+from the files read here. Called from `present_inputs`, `effects`, and `finalize`.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from math import ceil
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
-from coordinator.decide.evaluation.actions import JudgeScreen
 from coordinator.decide.evaluation.events import ScreenJudged
 from coordinator.decide.evaluation.records import EvaluationRecord, Screening, ScreenScore
-from coordinator.decide.verdicts.screening import asking_order, judge_screening, likely_share, question_of
+from coordinator.decide.evaluation.screened_documents import (
+    ReferenceDocuments,
+    asking_blocks,
+    judge_documents,
+)
 from coordinator.errors import OperatorError
 from coordinator.results.report.learning_curves import CurvePoint, make_series
 from coordinator.results.report.load_series import find_heads, read_document
@@ -27,25 +29,12 @@ from coordinator.results.report.stored_documents import read_documents
 from coordinator.results.report.training import mean_points
 from coordinator.runtime.summary import read_evaluation
 from evaljobs.contract.archived_files import read_bytes
-from evaljobs.contract.columns import CLUSTER, DENSE, DOCUMENT, HASH, unpack_columns
+from evaljobs.contract.columns import DENSE, unpack_columns
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import Blocks, TaskEntry
 
-if TYPE_CHECKING:
-    from evaljobs.contract.columns import Columns
-
-LOOKS = 20  # at most, at the documents of a task
-TOO_FEW = 0.75  # likely share of a task's documents from which it is asked whole, at one look
 OF_TASK = ("num_fewshot", "limit", "gen_kwargs", "judge", "cluster")  # settings that decide what is asked
 OF_SUITE = ("seed", "apply_chat_template", "system_instruction", "fewshot_as_multiturn")
-
-
-class Held(NamedTuple):
-    """The reference's documents of one task, and the score to compare."""
-
-    leaves: Mapping[str, Columns]  # leaf task -> columns of its documents
-    metric: str  # the first of its scores, as their column
-    higher_is_better: bool
 
 
 # --- the reference ---------------------------------------------------------------------------------------------------
@@ -154,7 +143,7 @@ def _unlike_tasks(
 
 
 @lru_cache(maxsize=4)
-def _held(work: Path, reference: str, tasks: tuple[str, ...]) -> Mapping[str, Held]:
+def _documents_of(work: Path, reference: str, tasks: tuple[str, ...]) -> Mapping[str, ReferenceDocuments]:
     """Return the reference's documents of these tasks. Raise OperatorError if some are missing, or a score is not their mean."""
     import numpy as np  # noqa: PLC0415
 
@@ -188,7 +177,7 @@ def _held(work: Path, reference: str, tasks: tuple[str, ...]) -> Mapping[str, He
             raise OperatorError(
                 f"{task}: its score is not a mean over its documents, or its leaf tasks have different metrics: remove it from the suite"
             )
-        found[task] = Held(leaves, *next(iter(first.values())))
+        found[task] = ReferenceDocuments(leaves, *next(iter(first.values())))
     return found
 
 
@@ -196,45 +185,16 @@ def _asked(record: EvaluationRecord) -> tuple[TaskEntry, ...]:
     return tuple(task for task in record.suite.tasks if task.name not in record.not_asked)
 
 
-def held_against(record: EvaluationRecord, work: WorkPaths) -> Mapping[str, Held]:
-    """Return the reference's documents of each task asked. Raise OperatorError as `_held`."""
+def reference_documents(record: EvaluationRecord, work: WorkPaths) -> Mapping[str, ReferenceDocuments]:
+    """Return the reference's documents of each task asked. Raise OperatorError as `_documents_of`."""
     assert record.screening is not None
-    return _held(work.root, record.screening.reference, tuple(task.name for task in _asked(record)))
-
-
-# --- the order of asking ---------------------------------------------------------------------------------------------
+    return _documents_of(work.root, record.screening.reference, tuple(task.name for task in _asked(record)))
 
 
 def blocks_of(record: EvaluationRecord, work: WorkPaths, task: TaskEntry) -> dict[str, Blocks]:
     """Return the documents of each leaf task of one task of the suite, block by block."""
     assert record.suite.screen is not None
-    rows: list[tuple[str, int]] = []
-    strata: list[tuple[str, int]] = []
-    leaves = held_against(record, work)[task.name].leaves
-    for leaf, columns in sorted(leaves.items()):
-        clusters = columns.get(CLUSTER)
-        rows += [(leaf, int(document)) for document in columns[DOCUMENT]]
-        strata += [
-            (leaf, 0 if clusters is None else int(c))
-            for c in (columns[DOCUMENT] if clusters is None else clusters)
-        ]
-    order = asking_order(strata, record.suite.screen.seed)
-    size = _block(len(rows), record, task)
-    found: dict[str, list[tuple[int, ...]]] = {leaf: [] for leaf in leaves}
-    for begin in range(0, len(rows), size):
-        block: dict[str, list[int]] = {leaf: [] for leaf in leaves}
-        for number in order[begin : begin + size]:
-            block[rows[number][0]].append(rows[number][1])
-        for leaf, its in block.items():
-            found[leaf].append(tuple(its))
-    return {leaf: tuple(each) for leaf, each in found.items()}
-
-
-def _block(count: int, record: EvaluationRecord, task: TaskEntry) -> int:
-    """Return the documents between two looks: all of them if a screen would hardly ask fewer."""
-    assert record.suite.screen is not None
-    is_whole = task.judge or likely_share(count, question_of(record.suite.screen)) > TOO_FEW
-    return count if is_whole else ceil(count / LOOKS)
+    return asking_blocks(reference_documents(record, work)[task.name], task, record.suite.screen)
 
 
 def order_of(record: EvaluationRecord, work: WorkPaths) -> str:
@@ -243,71 +203,15 @@ def order_of(record: EvaluationRecord, work: WorkPaths) -> str:
     return hashlib.sha256(json.dumps(every, sort_keys=True).encode()).hexdigest()[:8]
 
 
-# --- the answer ------------------------------------------------------------------------------------------------------
-
-
-def judge_screen(record: EvaluationRecord, action: JudgeScreen, work: WorkPaths, now: float) -> ScreenJudged:
-    """Return the verdict on an entry's scored documents. Raise OperatorError if they differ from the reference's."""
-    import numpy as np  # noqa: PLC0415
-
+def judge_screen(record: EvaluationRecord, entry: int, work: WorkPaths, now: float) -> ScreenJudged:
+    """Read an entry's scored documents and judge them. Raise OperatorError if they differ from the reference's."""
     assert record.suite.screen is not None
-    task, paths = record.suite.tasks[action.entry], work.evaluation(record.evaluation_id)
-    held = held_against(record, work)[task.name]
-    file = paths.columns(action.entry)
-    ours = {leaf: its for (_, leaf), its in unpack_columns(read_bytes(file), str(file)).parts().items()}
-    changes, clusters, before, ends = [], [], [], []
-    for leaf, theirs in held.leaves.items():
-        values = theirs[held.metric]
-        before.append(values[~np.isnan(values)])
-        mine = ours.get(leaf)
-        if mine is None or not len(mine[DOCUMENT]):
-            continue
-        _, a, b = np.intersect1d(mine[DOCUMENT], theirs[DOCUMENT], return_indices=True)
-        if len(a) < len(mine[DOCUMENT]) or (mine[HASH][a] != theirs[HASH][b]).any():
-            raise OperatorError(f"{task.name}: documents of {leaf} are not those of the reference")
-        if held.metric not in mine:
-            raise OperatorError(f"{task.name}: {leaf} has no {held.metric} of any document")
-        pair = mine[held.metric][a], values[b]
-        whole = ~np.isnan(pair[0]) & ~np.isnan(pair[1])
-        changes.append((pair[0] - pair[1])[whole])
-        ends += [float(f(one[whole])) for one in pair for f in (np.min, np.max) if whole.any()]
-        clusters.append(theirs.get(CLUSTER, theirs[DOCUMENT])[b][whole])
-    sign = 1.0 if held.higher_is_better else -1.0
-    differences, reference = sign * np.concatenate(changes), float(np.concatenate(before).mean())
-    count = sum(len(each) for each in before)
-    if not len(differences):
-        raise OperatorError(f"{task.name}: no document that was asked has a value")
-    said = judge_screening(
-        differences,
-        max(count, len(differences)),
-        question_of(record.suite.screen),
-        apart=_block(count, record, task),
-        span=max(1.0, max(ends, default=1.0) - min(ends, default=0.0)),
-        clusters=np.concatenate(clusters) if task.cluster else None,
-    )
-    low, high = sorted(reference + sign * end for end in (said.low, said.high))
-    score = ScreenScore(
-        task=task.name,
-        verdict=said.verdict,
-        metric=held.metric,
-        higher_is_better=held.higher_is_better,
-        asked=said.asked,
-        documents=count,
-        reference=reference,
-        estimate=reference + sign * said.difference,
-        low=low,
-        high=high,
-    )
-    settled = said.is_settled or _is_whole(held, ours)
-    return ScreenJudged(at=now, entry=action.entry, settled=settled, score=score)
-
-
-def _is_whole(held: Held, ours: Mapping[str, Columns]) -> bool:
-    """Return whether all documents were asked, including those whose metric failed."""
-    return all(
-        len(ours.get(leaf, {DOCUMENT: ()})[DOCUMENT]) == len(its[DOCUMENT])
-        for leaf, its in held.leaves.items()
-    )
+    task, file = record.suite.tasks[entry], work.evaluation(record.evaluation_id).columns(entry)
+    parts = unpack_columns(read_bytes(file), str(file)).parts()
+    scored = {leaf: columns for (_, leaf), columns in parts.items()}
+    reference = reference_documents(record, work)[task.name]
+    score, settled = judge_documents(scored, reference, task, record.suite.screen)
+    return ScreenJudged(at=now, entry=entry, settled=settled, score=score)
 
 
 def screens_of(record: EvaluationRecord, found: Iterable[ScreenScore]) -> dict[str, Any]:

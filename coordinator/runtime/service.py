@@ -41,6 +41,7 @@ from coordinator.intake.inbox import (
 from coordinator.intake.pending import PendingCheckpoint, PendingWriter, may_pass
 from coordinator.intake.resubmit import nothing_run
 from coordinator.intake.work_folder import name_of
+from coordinator.results.report.signals import auto_cadences
 from coordinator.runtime import wiring
 from coordinator.runtime.journal import Journal
 from coordinator.runtime.loop import Coordinator
@@ -183,6 +184,7 @@ class Service:
             priority=notice.priority,
             step=notice.step,
             final=notice.final,
+            cadences=auto_cadences,
         )
         return record_as_of_now(record, self.coordinator.performer.site)
 

@@ -60,7 +60,8 @@ class TaskEntry(Record):
     cluster: str | None = None
     # the suite's own group: its tasks are listed together, and results have their mean
     group: Name | None = None
-    every: Positive = 1  # asked at the first of so many checkpoints of a training, and at the final one
+    # asked at the first of so many checkpoints of a training, and at the final one; "auto": by its signal for its price
+    every: Positive | Literal["auto"] = 1
 
 
 class ScreenOptions(Record):
@@ -100,6 +101,7 @@ class SuiteSpec(Record):
     # tokens per forward pass in fast mode, padding included; "auto": found with the batch
     # size; None: 8192, or "auto" if the batch size is
     token_budget: Positive | Literal["auto"] | None = None
+    all_at: tuple[Count, ...] = ()  # training steps at which each task is asked, whatever its `every`
     # [[task]], at least one, in the order of reports
     tasks: tuple[TaskEntry, ...] = Field(min_length=1, validation_alias="task")
 

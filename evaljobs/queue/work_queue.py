@@ -36,9 +36,11 @@ class QueuedShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """Answer to a claim: run `shard`; wait (the queue is not filled); or end (filled, and empty)."""
+    """Answer to a claim: run `shard`; wait (the queue is not filled); end (filled, and empty); or "held": it is empty, but
+    shards may follow.
+    """
 
-    kind: Literal["shard", "wait", "drained"]
+    kind: Literal["shard", "wait", "drained", "held"]
     shard: str | None = None
 
 
@@ -81,19 +83,26 @@ class WorkQueue:
 
     # --- coordinator -------------------------------------------------------------------------------------------------
 
-    def fill(self, lanes: Mapping[str, Sequence[QueuedShard]], epoch: str, *, steal: bool = True) -> None:
+    def fill(
+        self,
+        lanes: Mapping[str, Sequence[QueuedShard]],
+        epoch: str,
+        *,
+        steal: bool = True,
+        more: bool = False,
+    ) -> None:
         """Replace all unclaimed and withdrawn shards with these lanes, and mark the queue as filled.
 
         Claimed shards stay claimed even if a lane names them. Trials wait until the fill is complete; an interrupted fill
         leaves the queue unfilled. Safe to repeat. `steal` False: until the next fill, a trial only claims shards of its own
-        lane.
+        lane. `more`: until the next fill, a claim that finds no shard is "held" rather than "drained".
         """
         token = uuid.uuid4().hex
         self._run(lua.BEGIN_FILL, token)
         for lane, shards in lanes.items():
             for values in _chunks(shards):
                 self._run(lua.FILL, token, lane, *values)
-        self._run(lua.END_FILL, token, epoch, int(steal))
+        self._run(lua.END_FILL, token, epoch, int(steal), int(more))
 
     def add(self, lane: str, shards: Sequence[QueuedShard]) -> None:
         """Queue these shards, whether queued elsewhere, withdrawn, or claimed by a lost trial."""

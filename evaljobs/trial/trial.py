@@ -233,8 +233,12 @@ class Trial:
         raise QueueLostError(f"no request sets in {place} after {FILL_PATIENCE_SECONDS:g} s")
 
     def _pull(self, engine: Engine, responses: FrameWriter) -> str:
-        """Claim shards until the queue is drained or stays unfilled, and return the reason."""
+        """Claim shards until the queue is drained or stays unfilled, and return the reason.
+
+        For held shards it waits as long as its load took: a later trial would have to load again.
+        """
         unfilled_since: float | None = None
+        load_seconds = sum(self.seconds[cause] for cause in ("import", "load", "warm"))
         while True:
             self._check_terminated()
             claim = self._claims.next(responses.bytes, self._has_requests)
@@ -249,7 +253,10 @@ class Trial:
             if claim.kind == "drained":
                 return "drained"  # a shard that returns later gets a trial of its own
             unfilled_since = unfilled_since or time.monotonic()
-            if time.monotonic() - unfilled_since > FILL_PATIENCE_SECONDS:
+            waited = time.monotonic() - unfilled_since
+            if claim.kind == "held" and waited > load_seconds:
+                return "drained"
+            if waited > FILL_PATIENCE_SECONDS:
                 return "queue-lost"
             self._pause(POLL_SECONDS)
 

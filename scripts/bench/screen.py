@@ -22,7 +22,8 @@ from bench.harness import Options, command, option, row, say, targets
 from bench.portfolio import instance_text
 from coordinator.decide.planning.instance import parse_instance
 from coordinator.decide.verdicts.paired import ALPHA, Paired, confidence_interval
-from coordinator.decide.verdicts.screening import Question, documents_needed, judge_screening
+from coordinator.decide.verdicts.screening import EXPECTED_FLIPS, documents_needed, judge_screening
+from evaljobs.contract.specs import ScreenOptions
 
 HERE = Path(__file__).parent
 DROPS = (0.0, 0.01, 0.02, 0.05)
@@ -52,7 +53,7 @@ def drawn(rng: Any, pair: Any, count: int, drop: float) -> Any:
     return values
 
 
-def screened(values: Any, question: Question, looks: int) -> tuple[str, int, bool, bool]:
+def screened(values: Any, question: ScreenOptions, looks: int) -> tuple[str, int, bool, bool]:
     """(verdict, documents asked, does the interval hold the truth then?, and at each look?) in the order of `values`."""
     count, truth = len(values), values.mean()
     apart = math.ceil(count / looks)
@@ -79,7 +80,7 @@ def regressed(values: Any, max_drop: float) -> bool:
 def portfolio(rng: Any, options: Options, pairs: dict[str, Any]) -> Rows:
     """Of all data sets of the portfolio: seconds, false verdicts and missed ones, by drop and by size of set."""
     sets = [(one.docs, one.gpu_seconds) for one in parse_instance(instance_text(8)).datasets]
-    question = Question(max_drop=options.max_drop)
+    question = ScreenOptions(max_drop=options.max_drop)
     for drop in DROPS:
         seconds, total, false, missed, regressions, judged = 0.0, 0.0, 0, 0, 0, 0
         sizes: dict[str, list[float]] = defaultdict(list)
@@ -124,7 +125,7 @@ def size_of(count: int) -> str:
 
 def coverage(rng: Any, options: Options, pairs: dict[str, Any]) -> Rows:
     """How often the 95 % interval holds the full score: of the real sets, in real orders; at each look, and where a screen stops."""
-    question = Question(max_drop=options.max_drop)
+    question = ScreenOptions(max_drop=options.max_drop)
     for name, pair in pairs.items():
         found = [screened(rng.permutation(pair), question, options.looks) for _ in range(options.orders)]
         each = float(np.mean([held for *_, held in found]))
@@ -138,7 +139,7 @@ def coverage(rng: Any, options: Options, pairs: dict[str, Any]) -> Rows:
 
 def small(rng: Any, options: Options) -> Rows:
     """False "worse" of small sets where the model did not change, each document's flip being drawn: by chance of the documents."""
-    question = Question(max_drop=options.max_drop)
+    question = ScreenOptions(max_drop=options.max_drop)
     for count in (100, 164, 500):
         sets = [rng.choice([-1.0, 0.0, 1.0], count, p=[0.06, 0.88, 0.06]) for _ in range(options.orders)]
         false = np.mean([screened(one, question, LOOKS)[0] == "worse" for one in sets])
@@ -151,7 +152,7 @@ def peers(rng: Any, options: Options) -> Rows:
     """Documents that other sequential tests ask until they say "not worse" where nothing changed, 10,042 of which 10 % differ."""
     count, level, edge = 10_042, 0.05, -options.max_drop
     looks = np.append(np.arange(math.ceil(count / LOOKS), count, math.ceil(count / LOOKS)), count)
-    question = Question(max_drop=options.max_drop)
+    question = ScreenOptions(max_drop=options.max_drop)
     boundary = alpha_spending(rng, looks, count, question, level)
     for change, what in ((0.0, "asked where nothing changed"), (edge - 0.0003, "false at the edge")):
         pair = np.repeat(
@@ -184,10 +185,10 @@ def endless(looks: Any, count: int) -> Any:
     return looks / np.maximum(1e-9, 1 - looks / count)
 
 
-def alpha_spending(rng: Any, looks: Any, count: int, question: Question, level: float) -> Any:
+def alpha_spending(rng: Any, looks: Any, count: int, question: ScreenOptions, level: float) -> Any:
     """Edges of Lan's and DeMets' spending function of O'Brien and Fleming, one-sided, over as many documents as give the power."""
     seen = endless(looks, count)
-    most = 1.05 * documents_needed(question.max_drop, question.flips, level=2 * level, power=question.power)
+    most = 1.05 * documents_needed(question.max_drop, EXPECTED_FLIPS, level=2 * level, power=question.power)
     steps = np.sqrt(np.diff(seen, prepend=0.0))
     sums = np.cumsum(rng.normal(size=(200_000, len(looks))) * steps, 1) / np.sqrt(seen)
     edges, spent, alive = np.full(len(looks), np.inf), 0.0, np.ones(len(sums), bool)

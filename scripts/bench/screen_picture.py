@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from coordinator.decide.verdicts.screening import Answer, Question, asking_order, judge_screening
+from coordinator.decide.verdicts.screening import Answer, asking_order, judge_screening
+from evaljobs.contract.specs import ScreenOptions
 
 HERE = Path(__file__).parent
 PICTURES = HERE.parents[1] / "docs" / "pictures"
@@ -24,7 +25,7 @@ WIDTH, HEIGHT, LEFT, TOP, WIDE, HIGH = 560, 300, 64, 40, 470, 200
 REACH = 0.08  # of the axis of differences
 
 
-def answers_of(differences: np.ndarray, question: Question) -> list[Answer]:
+def answers_of(differences: np.ndarray, question: ScreenOptions) -> list[Answer]:
     """At each look, in the asking order."""
     count, order = len(differences), asking_order([0] * len(differences), SEED)
     apart = math.ceil(count / LOOKS)
@@ -84,7 +85,7 @@ def draw(said: Sequence[Answer], reference: float, style: str) -> str:
 def main() -> None:
     answers = np.load(HERE / "answers.npz")
     reference = answers[REFERENCE].astype(float)
-    said = answers_of(answers[CANDIDATE] - reference, Question(max_drop=MAX_DROP))
+    said = answers_of(answers[CANDIDATE] - reference, ScreenOptions(max_drop=MAX_DROP))
     style = re.search(r"<style>.*?</style>", (PICTURES / "time.svg").read_text(), re.DOTALL)
     assert style is not None
     print(draw(said, float(reference.mean()), style[0]))

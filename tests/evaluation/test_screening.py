@@ -1,4 +1,6 @@
-"""Laws of screen mode in the machine: looks are at whole prefixes of the order of asking, and an answer withdraws the rest."""
+"""Laws of screen mode in the machine: looks are at whole prefixes of the order of asking, what depends on a look is held until
+then, and an answer withdraws the rest.
+"""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from coordinator.decide.evaluation import screening, shards
 from coordinator.decide.evaluation import step as machine
 from coordinator.decide.evaluation.actions import JudgeScreen, WithdrawShards
 from coordinator.decide.evaluation.records import Screening, ScreenScore
+from coordinator.decide.evaluation.state import Trial
 from evaljobs.contract.outcomes import Scored
 from evaljobs.contract.specs import FrameRef, ScreenOptions
 
@@ -62,40 +65,60 @@ blocks = st.lists(st.lists(st.integers(0, 2), min_size=4, max_size=4), min_size=
 
 
 @given(sizes=blocks, data=st.data())
-def test_a_look_is_at_a_whole_prefix_and_an_answer_withdraws_what_is_not_done(sizes, data):
-    """Whatever the order in which shards come, whichever look settles it; and a replay of the journal is the same state."""
+def test_looks_are_at_whole_prefixes_and_shards_are_held_until_a_look_needs_them(sizes, data):
+    """Whatever the order in which shards come, whichever look settles it, and however many trials run. Beyond the block that the
+    last look left open, only trials without other work get shards, of the next block alone. An answer withdraws what is not done,
+    nothing is ever stuck, and a replay of the journal is the same state.
+    """
     number = iter(range(1000))
     leaves = [[[next(number) for _ in range(size)] for size in row] for row in [[1, *row] for row in sizes]]
     state, journal = begun(leaves)
     entry, place = state.entries[0], {s: b for leaf in state.shards.leaves.values()
                                       for s, b in zip(leaf.planned.shards, leaf.planned.shard_blocks, strict=True)}  # fmt: skip
-    settles = data.draw(st.integers(1, 5))
+    settles, trials, look = data.draw(st.integers(1, 5)), data.draw(st.integers(0, 3)), None
+    state.trials.live |= {
+        str(i): Trial(name=str(i), job="j", member=i, lane=f"n/{i}", running=True) for i in range(trials)
+    }
 
     def take(event):
         journal.append(event)
         return list(machine.apply_event(state, event))
 
-    for shard in data.draw(st.permutations(sorted(place))):
-        if entry.terminal:
-            break
-        take(ev.ShardsDumped(at=3.0, shards=((shard, FRAME),)))
+    def undone():
+        return {s for s in place if state.shards.by_name[s].frame is None}
+
+    while not entry.terminal:
+        before = {s for s in place if shards.is_to_do(state, s)}
+        for event in list(screening.blocks_due(state, 4.0)):
+            take(event)
+        assert not list(screening.blocks_due(state, 4.0))
+        todo = {s for s in place if shards.is_to_do(state, s)}
+        ahead = {s for s in todo - before if place[s] > entry.looked}
+        assert {place[s] for s in todo} <= {*range(entry.looked + 2)}
+        assert not ahead or len(todo) <= trials
+        assert (state.shards.todo, state.shards.held) == (len(todo), len(undone() - todo))
         for event in list(screening.looks_due(state, 4.0)):
-            done = {block for s, block in place.items() if state.shards.by_name[s].frame is None}
+            done = {place[s] for s in undone()}
             assert event.blocks == min(done, default=max(place.values()) + 1)
             assert event.blocks > entry.looked
+            assert look is None
             take(event)
             assert not list(screening.looks_due(state, 4.0))  # one look at a time
-            outcome = Scored(name=event.name, entry=0, result_file="f", seconds=1.0)
-            assert take(ev.OutcomeSeen(at=5.0, outcome=outcome)) == [JudgeScreen(entry=0, result_file="f")]
-            assert screening.judge_again(state) == [JudgeScreen(entry=0, result_file="f")]
-            settled = event.blocks >= settles or not done
-            actions = take(judged(0, event.blocks, settled=settled))
-            left = {s for s in place if state.shards.by_name[s].frame is None}
-            assert {s for a in actions if isinstance(a, WithdrawShards) for s in a.shards} == (
-                left if settled else set()
-            )
+            look = event
+        if look is None or (todo and data.draw(st.booleans())):
+            shard = data.draw(st.sampled_from(sorted(todo)))
+            take(ev.ShardsDumped(at=3.0, shards=((shard, FRAME),)))
+            continue
+        outcome = Scored(name=look.name, entry=0, result_file="f", seconds=1.0)
+        assert take(ev.OutcomeSeen(at=5.0, outcome=outcome)) == [JudgeScreen(entry=0)]
+        assert screening.judge_again(state) == [JudgeScreen(entry=0)]
+        settled = look.blocks >= settles or not undone()
+        actions = take(judged(0, look.blocks, settled=settled))
+        queued = {s for a in actions if isinstance(a, WithdrawShards) for s in a.shards}
+        assert queued == (todo if settled else set())
+        look = None
     assert entry.status == "scored"
-    assert state.shards.todo == 0
+    assert (state.shards.todo, state.shards.held) == (0, 0)
     assert not any(shards.is_to_do(state, shard) for shard in place)
     again, _ = machine.start_evaluation(journal[0])
     for event in journal[1:]:
@@ -116,4 +139,4 @@ def test_a_shard_that_turned_out_unreadable_during_a_look_is_asked_again():
     machine.apply_event(state, ev.ShardCorrupted(at=6.0, shard=first, error="torn"))
     assert list(machine.apply_event(state, judged(0, 1, settled=True))) == []
     assert state.entries[0].status == "built"
-    assert {first, second} == {s for s in (first, second) if shards.is_to_do(state, s)}
+    assert [shards.is_to_do(state, shard) for shard in (first, second)] == [True, False]

@@ -29,9 +29,10 @@ def checkpoint(place):
     return CheckpointSpec(source=str(place), digest="d", files=())
 
 
-def accept(work, place, of, at, *, final=False):
+def accept(work, place, of, at, *, final=False, cadences=None, step=None):
     """Leave the record of an evaluation that is accepted now, and return what it does not ask."""
-    left_out = () if final else cadence.not_asked(work, of, checkpoint(place))
+    now = checkpoint(place).model_copy(update={"step": step})
+    left_out = () if final else cadence.not_asked(work, of, now, cadences)
     record = EvaluationRecord(
         evaluation_id=evaluation_id(checkpoint(place), of, ModelOptions(), None, Inputs(command=str(at))),
         checkpoint=checkpoint(place),
@@ -73,11 +74,25 @@ def test_the_final_checkpoint_is_asked_all_and_stays_so(tmp_path):
     assert cadence.not_asked(tmp_path, suite(rare=1), checkpoint("/run/step-9")) == ()
 
 
+@given(often=st.lists(st.integers(1, 4), min_size=1, max_size=12))
+def test_auto_asks_a_task_once_as_many_checkpoints_have_passed_as_its_scores_say(tmp_path_factory, often):
+    """Counted from the last one that was asked, since what they say changes; and at the first one, and at steps of `all_at`."""
+    work, since = tmp_path_factory.mktemp("work"), None
+    rare = suite(rare="auto").model_copy(update={"all_at": (3,)})
+    for number, count in enumerate(often):
+        place = f"/run/step-{number}"
+        asked = accept(work, place, rare, number, step=number, cadences=lambda *_, k=count: {"rare": k}) == ()
+        assert asked == (since is None or since + 1 >= count or number == 3)
+        since = 0 if asked else since + 1
+        again = accept(work, place, rare, number, cadences=lambda *_: {"rare": 99})
+        assert again == (() if asked else ("rare",))
+
+
 def test_how_rarely_a_task_is_asked_changes_no_id():
     """That it is not asked always does: an evaluation that asks all is another one."""
     names = [
         evaluation_id(checkpoint("/run/a"), one, ModelOptions(), None, Inputs())
-        for one in (suite(rare=1), suite(rare=5), suite(rare=10))
+        for one in (suite(rare=1), suite(rare=5), suite(rare="auto").model_copy(update={"all_at": (9,)}))
     ]
     assert names[1] == names[2] != names[0]
 

@@ -187,7 +187,7 @@ class AgainstModel(RuleBasedStateMachine):
     def begin(self):
         self.queue = WorkQueue(self.link, uuid.uuid4().hex)
         self.epoch = None
-        self.steal = True
+        self.steal, self.more = True, False
         self.info = {}
         self.unclaimed = {}
         self.claims = {}
@@ -196,11 +196,11 @@ class AgainstModel(RuleBasedStateMachine):
         self.shards_done = Counter()
         self.gone = set()
 
-    @rule(plan=PLAN, epoch=st.sampled_from(["1", "2"]), steal=st.booleans())
-    def fill(self, plan, epoch, steal):
+    @rule(plan=PLAN, epoch=st.sampled_from(["1", "2"]), steal=st.booleans(), more=st.booleans())
+    def fill(self, plan, epoch, steal, more):
         lanes = {lane: [shard for at, shard in plan if at == lane] for lane in LANES}
-        self.queue.fill({lane: own for lane, own in lanes.items() if own}, epoch, steal=steal)
-        self.steal = steal
+        self.queue.fill({lane: own for lane, own in lanes.items() if own}, epoch, steal=steal, more=more)
+        self.steal, self.more = steal, more
         self.info = {s.shard: (lane, s.rank, s.seconds) for lane, s in plan}
         self.unclaimed = {s: i for s, i in self.info.items() if s not in self.claims}
         self.withdrawn = set()
@@ -232,7 +232,7 @@ class AgainstModel(RuleBasedStateMachine):
         elif self.epoch is None:
             assert got.kind == "wait"
         elif not any(self.steal or i[0] == lane for i in self.unclaimed.values()):
-            assert got.kind == "drained"
+            assert got.kind == ("held" if self.more else "drained")
         else:
             taken = self.unclaimed.pop(got.shard)
             self.claims[got.shard] = trial

@@ -11,7 +11,9 @@ from support.trainings import leave, results
 
 from coordinator.results.report.detection import detection_of, find_flips
 from coordinator.results.report.measurements import Report, ShardSpan
+from coordinator.results.report.signals import auto_cadences
 from evaljobs.contract.columns import pack_columns
+from evaljobs.contract.specs import CheckpointSpec, SuiteSpec, TaskEntry
 
 INSTANCE = {
     "schema_version": 1,
@@ -120,5 +122,11 @@ def test_report_says_which_task_says_nothing_and_what_it_takes(tmp_path):
     assert add["noise"] == pytest.approx(values[-5:].std() / values[-5:].mean())
     assert pages["says_nothing"]
     assert pages["every"] == 10
+    tasks = tuple(TaskEntry(name=name, every="auto") for name in ("add", "pages", "new"))
+    suite = SuiteSpec(name="mini", tasks=tasks)
+    coming = CheckpointSpec(source="/runs/a/step-11", digest="d", files=())
+    assert auto_cadences(tmp_path / "work", suite, coming) == {"add": 2, "pages": 10, "new": 1}
+    another = coming.model_copy(update={"source": "/runs/b/step-1"})
+    assert auto_cadences(tmp_path / "work", suite, another) == {}
     refused = typed(*words, "--csv", code=1).exception
     assert "--signal is of --series FOLDER, without --html and --csv" in str(refused)

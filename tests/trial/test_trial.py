@@ -343,6 +343,27 @@ def test_a_trial_that_loads_before_its_requests_are_built_runs_them(evaluation):
 
 
 @pytest.mark.model
+def test_a_trial_waits_for_held_shards_as_long_as_its_load_took(evaluation):
+    """It runs those that come meanwhile with the same weights, and ends as from a drained queue where none comes."""
+    first, *rest = (QueuedShard(shard=s, rank=0.0, seconds=0.0) for s in evaluation.shards)
+    evaluation.queue.fill({"lane0": [first]}, "epoch", more=True)
+    spec = evaluation.spec()
+
+    def slept(_seconds):
+        while rest:
+            assert evaluation.dumped()[0] == first.shard
+            evaluation.queue.add("lane0", [rest.pop()])
+
+    trial = Trial(spec, spec.lanes[0], sleep=slept)
+    assert trial.perform() == 0
+    assert sorted(evaluation.dumped()) == sorted(evaluation.shards)
+    ended = read_record(evaluation.paths.outcome("trial-ended", "trial.0"), TrialEnded)
+    waited = ended.ended_at - ended.started_at - ended.infer_seconds
+    loaded = ended.import_seconds + ended.load_seconds + ended.warm_seconds
+    assert (ended.reason, waited > 2 * loaded) == ("drained", True)
+
+
+@pytest.mark.model
 def test_warming_up_changes_no_answer_and_draws_no_random_number(evaluation):
     """Random generators do not move, and each answer is the same to the last bit."""
     import random

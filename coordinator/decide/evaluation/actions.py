@@ -60,9 +60,10 @@ class MakePlan(Action):
 
 
 class FillQueue(Action):
-    """Replace everything unclaimed in the work queue with these lanes."""
+    """Replace everything unclaimed in the work queue with these lanes. `more`: held shards may follow, so trials wait."""
 
     lanes: Mapping[str, tuple[tuple[str, float, float], ...]]
+    more: bool = False
 
 
 class QueueShards(Action):
@@ -88,10 +89,9 @@ class EnqueueMetric(Action):
 
 
 class JudgeScreen(Action):
-    """Hold the scored documents of an entry against the reference's -> ScreenJudged | EntryFailed."""
+    """Compare the scored documents of an entry with the reference's -> ScreenJudged | EntryFailed."""
 
     entry: int
-    result_file: str
 
 
 class PublishSets(Action):

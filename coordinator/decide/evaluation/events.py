@@ -106,10 +106,12 @@ class JobIntended(Event):
 
 
 class ShardsDealt(Event):
-    """Shards of lost lanes were moved to other lanes. A replay does not decide again. The shards are queued again."""
+    """Shards were given to lanes: those of lost lanes, or those that a screen had held and that it needs now. A replay does not
+    decide again. The shards are queued.
+    """
 
     kind: Literal["shards-dealt"] = "shards-dealt"
-    lanes: dict[str, str]  # shard -> its new lane
+    lanes: dict[str, str]  # shard -> its lane from now on
 
 
 class TokenBudgetReduced(Event):
@@ -185,7 +187,7 @@ class MetricEnqueued(Event):
 
 
 class ScreenJudged(Event):
-    """What a look of a screen evaluation says. A replay judges nothing anew. Then: the entry is scored and its other shards are
+    """A look of a screen evaluation was judged. A replay judges nothing again. The entry is scored and its other shards are
     withdrawn, or more of its documents are awaited.
     """
 
@@ -315,7 +317,7 @@ class PlannedLeaf(Record):
         return ShardId.parse(self.shards[0]).cut if self.shards else ""
 
     def first(self, blocks: int) -> PlannedLeaf:
-        """The shards of the first blocks alone."""
+        """Return this with the shards of the first blocks only."""
         rows = zip(self.shards, self.shard_blocks, self.shard_documents, strict=True)
         kept = [(shard, documents) for shard, block, documents in rows if block < blocks]
         shards, documents = (tuple(each) for each in zip(*kept, strict=True)) if kept else ((), ())

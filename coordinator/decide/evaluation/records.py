@@ -166,7 +166,10 @@ def is_snapshot(source: str) -> bool:
     return _SNAPSHOT.search(source) is not None
 
 
-CADENCE: Any = {"tasks": {"__all__": {"every"}}}  # of a suite: it decides what is asked, and no answer
+CADENCE: Any = {
+    "tasks": {"__all__": {"every"}},
+    "all_at": True,
+}  # of a suite: it decides what is asked, and no answer
 
 
 def evaluation_id(
@@ -186,7 +189,7 @@ def evaluation_id(
         model.model_dump(mode="json"),
     ]
     if any(
-        task.every > 1 for task in suite.tasks
+        task.every != 1 for task in suite.tasks
     ):  # not how rarely: a training keeps its ids where that is edited
         what.append("every")
     if judge is not None:

@@ -1,17 +1,18 @@
 """Screen mode: looks at the documents that are answered, until an entry's question is.
 
 Rule: documents are asked block by block, in an order that the reference's documents and a seed fix. Once the first blocks are
-answered whole, and no look is under way, a score job scores them and the answer is journalled. A question that is answered
-takes its other shards out of the queue. Called from: `step`, `scoring`.
+answered whole, and no look is under way, a score job scores them and the answer is journalled. The next block is held until
+that answer says that it is needed; only a running trial without other work gets shards of it earlier. A question that is
+answered withdraws the task's other shards. Called from: `step`, `scoring`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from coordinator.decide.evaluation import shards
 from coordinator.decide.evaluation.actions import Action, JudgeScreen
-from coordinator.decide.evaluation.events import MetricEnqueued, ScreenJudged
+from coordinator.decide.evaluation.events import MetricEnqueued, ScreenJudged, ShardsDealt
 from coordinator.decide.evaluation.jobs import Due
 from coordinator.decide.evaluation.state import EntryState, Look, State
 
@@ -28,19 +29,36 @@ def looks_due(state: State, now: float) -> Due:
 
 def _answered(state: State, entry: EntryState) -> int:
     """Return how many blocks, from the first on, have all their shards done."""
-    left, last = [], 0
+    blocks = list(_blocks(state, entry))
+    left = (block for shard, block in blocks if state.shards.by_name[shard].frame is None)
+    return min(left, default=max((block + 1 for _, block in blocks), default=0))
+
+
+def blocks_due(state: State, now: float) -> Due:
+    """Yield the held shards that open questions need, and shards of the block after that for running trials without work."""
+    if not state.shards.held:
+        return
+    needed, ahead = list[str](), list[str]()
+    for entry in state.entries:
+        for shard, block in _blocks(state, entry) if not entry.terminal else ():
+            if block <= entry.looked + 1 and state.shards.by_name[shard].held:
+                (needed if block <= entry.looked else ahead).append(shard)
+    idle = len(state.running_trials) - state.shards.todo - len(needed)
+    ahead.sort(key=lambda shard: state.shards.by_name[shard].rank)
+    if dealt := needed + ahead[: max(0, idle)]:
+        yield ShardsDealt(at=now, lanes={shard: state.shards.by_name[shard].lane for shard in dealt})
+
+
+def _blocks(state: State, entry: EntryState) -> Iterator[tuple[str, int]]:
+    """Yield each shard of an entry with the position of its block."""
     for leaf in (state.shards.leaves[name].planned for name in entry.leaves.values()):
-        for shard, block in zip(leaf.shards, leaf.shard_blocks, strict=True):
-            last = max(last, block + 1)
-            if state.shards.by_name[shard].frame is None:
-                left.append(block)
-    return min(left, default=last)
+        yield from zip(leaf.shards, leaf.shard_blocks, strict=True)
 
 
 def judge_look(entry: EntryState, look: Look, unscored: Mapping[str, str]) -> list[Action]:
     """Compare the scored documents of a look with the reference's."""
     entry.look, entry.unscored = look, unscored
-    return [JudgeScreen(entry=entry.index, result_file=look.result_file)]
+    return [JudgeScreen(entry=entry.index)]
 
 
 def take_verdict(state: State, event: ScreenJudged) -> list[Action]:
@@ -59,7 +77,7 @@ def take_verdict(state: State, event: ScreenJudged) -> list[Action]:
 def judge_again(state: State) -> list[Action]:
     """Judge looks again whose verdict did not reach the journal; the verdict is the same."""
     return [
-        JudgeScreen(entry=entry.index, result_file=entry.look.result_file)
+        JudgeScreen(entry=entry.index)
         for entry in state.entries
         if entry.look is not None and entry.status == "scoring"
     ]

@@ -74,6 +74,17 @@ def _place(state: State, leaf: PlannedLeaf, where: Mapping[str, tuple[str, float
         entry.leaves[leaf.task] = made.name
         made.entries.append(entry.index)
     _wanted_again(state, made)  # by an entry that was built after the ones that had it failed
+    _hold(state, made, entry.looked)
+
+
+def _hold(state: State, leaf: LeafState, looked: int) -> None:
+    """Hold the shards of a screened leaf task whose need depends on a look. `looked`: blocks that have been judged."""
+    for name, block in zip(leaf.planned.shards, leaf.planned.shard_blocks, strict=False):
+        shard = state.shards.by_name[name]
+        if block > looked and shard.is_to_do:
+            shard.held = True
+            state.shards.todo -= 1
+            state.shards.held += 1
 
 
 def _planned_anew(
@@ -218,9 +229,15 @@ def deal_due(state: State, now: float) -> Due:
 
 
 def shards_dealt(state: State, event: ShardsDealt) -> list[Action]:
+    held = state.shards.held
     for name, lane in event.lanes.items():
-        state.shards.by_name[name].lane = lane
-    return requeue_shards(state, event.lanes)
+        shard = state.shards.by_name[name]
+        shard.lane = lane
+        if shard.held:
+            shard.held = False
+            state.shards.held -= 1
+            state.shards.todo += 1
+    return requeue_shards(state, event.lanes) if state.shards.held or not held else [_fill(state)]
 
 
 # --- responses -------------------------------------------------------------------------------------------------------------
@@ -258,7 +275,10 @@ def _done(state: State, name: str, frame: FrameRef) -> None:
     shard, leaf = state.shards.by_name[name], leaf_of(state, name)
     shard.frame = frame
     leaf.todo -= 1
-    if not shard.quarantined:
+    if shard.held:
+        shard.held = False
+        state.shards.held -= 1
+    elif not shard.quarantined:
         state.shards.todo -= 1
     for document in shard.documents:
         leaf.waiting[document] -= 1
@@ -328,7 +348,7 @@ def requeue_shards(state: State, names: Iterable[str]) -> list[Action]:
 
 def _fill(state: State) -> FillQueue:
     rows = _rows(state, state.shards.by_name)
-    return FillQueue(lanes={lane: tuple(todo) for lane, todo in rows.items()})
+    return FillQueue(lanes={lane: tuple(todo) for lane, todo in rows.items()}, more=state.shards.held > 0)
 
 
 def _rows(state: State, names: Iterable[str]) -> Rows:
@@ -341,9 +361,9 @@ def _rows(state: State, names: Iterable[str]) -> Rows:
 
 
 def is_to_do(state: State, name: str) -> bool:
-    """Return whether the shard is planned, and neither done nor quarantined."""
+    """Return whether the shard is planned, and neither done, quarantined nor held."""
     shard = state.shards.by_name.get(name)
-    return shard is not None and shard.frame is None and not shard.quarantined
+    return shard is not None and shard.is_to_do
 
 
 # --- entries that fail, and are tried again ------------------------------------------------------------------------------------
@@ -360,14 +380,20 @@ def entry_failed(state: State, event: EntryFailed) -> list[Action]:
 
 def withdraw_shards(state: State, entry: EntryState) -> list[Action]:
     """Take the shards of an entry that is over out of the queue, but for those that other open entries have."""
-    withdrawn = []
+    withdrawn, held = [], state.shards.held
     lost = [n for n in entry.leaves.values() if not open_entries(state, state.shards.leaves[n])]
     for name in shards_of(state, lost):
-        if is_to_do(state, name):
-            state.shards.by_name[name].quarantined = True
+        shard = state.shards.by_name[name]
+        if shard.held:
+            shard.held, shard.quarantined = False, True
+            state.shards.held -= 1
+        elif shard.is_to_do:
+            shard.quarantined = True
             state.shards.todo -= 1
             withdrawn.append(name)
-    return [WithdrawShards(shards=tuple(withdrawn))] if withdrawn else []
+    # trials wait no longer once nothing is held
+    actions: list[Action] = [_fill(state)] if held and not state.shards.held else []
+    return [*actions, WithdrawShards(shards=tuple(withdrawn))] if withdrawn else actions
 
 
 def fail_leaf(state: State, leaf: LeafState, error: str, now: float) -> Sequence[EntryFailed]:
@@ -385,6 +411,7 @@ def reopen_entry(state: State, entry: EntryState) -> list[Action]:
             shard = state.shards.by_name[name]
             shard.died_on, shard.error, shard.unread = [], "", shard.unread.anew
         again += _wanted_again(state, leaf)
+        _hold(state, leaf, entry.looked)
     return requeue_shards(state, again)
 
 
@@ -420,6 +447,7 @@ def retire_plan(state: State, entry: EntryState, *, executes: bool) -> list[Acti
             if is_to_do(state, name):
                 state.shards.todo -= 1
                 withdrawn.append(name)
+            state.shards.held -= state.shards.by_name[name].held
             del state.shards.by_name[name]
         for other in (state.entries[index] for index in leaf.entries):
             del other.leaves[task]  # a retried entry is planned again

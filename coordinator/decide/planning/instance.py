@@ -20,7 +20,7 @@ from coordinator.decide.planning.lower_bound import plan_bound
 from coordinator.decide.planning.make_plan import BYTES_PER_PARAMETER, SHARD_OVERHEAD_SECONDS
 from coordinator.decide.planning.model import UNLIMITED, Even, Lane, Plan, Problem, WorkSet
 from coordinator.decide.planning.planner import PLANNERS
-from coordinator.decide.verdicts.screening import likely_share, question_of
+from coordinator.decide.verdicts.screening import likely_share
 from coordinator.errors import OperatorError
 from evaljobs.contract.names import Cut
 from evaljobs.contract.specs import BatchIndex, RequestSetManifest, ScreenOptions, SuiteSpec, TaskEntry
@@ -274,7 +274,7 @@ def instance_of_suite(
         )
     learnt = PriorHistory(history)
     rows = []
-    question = question_of(suite.screen or ScreenOptions())
+    question = suite.screen or ScreenOptions()
     for at, task in enumerate(suite.tasks):
         cut_at = cut_name(suite, at)
         leaves = _tokens(task, sets.get(task.name), cut_at)

@@ -19,7 +19,7 @@ from coordinator.decide.evaluation.state import NodeUse
 from coordinator.decide.planning.flow_shop import end_of
 from coordinator.decide.planning.model import UNLIMITED, Lane, LanePlan, PlannedShard, Problem, WorkSet
 from coordinator.decide.planning.planner import PLANNERS
-from coordinator.decide.verdicts.screening import likely_share, question_of
+from coordinator.decide.verdicts.screening import likely_share
 from coordinator.site.cluster import CPU_SLOT
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.specs import BatchIndex, RequestSetManifest
@@ -123,7 +123,7 @@ def _name(shard: PlannedShard, cut: str) -> str:
 
 
 def _likely(record: EvaluationRecord, problem: Problem, sets: Mapping[str, _Found]) -> Problem:
-    """The problem of the documents that screens of these sets are likely to ask: of each set its first blocks."""
+    """Return the problem of the documents that screens of these sets are likely to ask: the first blocks of each set."""
     options = record.suite.screen
     assert options is not None
     documents: Counter[int] = Counter()
@@ -131,7 +131,7 @@ def _likely(record: EvaluationRecord, problem: Problem, sets: Mapping[str, _Foun
         documents[one.entry] += one.manifest.documents
 
     def first(work: WorkSet) -> WorkSet:
-        share = likely_share(documents[sets[work.name].entry], question_of(options))
+        share = likely_share(documents[sets[work.name].entry], options)
         return replace(
             work, batch_seconds=work.batch_seconds[: max(1, ceil(share * len(work.batch_seconds)))]
         )

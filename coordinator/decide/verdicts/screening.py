@@ -1,11 +1,10 @@
-"""Is the candidate worse than the reference, told from as many documents as that takes? Pure.
+"""Sequential test of whether a candidate is worse than its reference, from as few documents as that takes. Pure.
 
-Rule: documents are asked in an order that is a stratified random sample at each of its places, so what was asked says what
-the others would. Error and interval are of the *full score over this set of documents*: n of N documents asked are as good
-as n / (1 - n / N) of an endless set, and all N leave no error. The yardstick is the normal mixture's confidence sequence
-(Robbins 1970; Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas 2021), which holds at all looks at once, so that anyone may
-look after each shard and stop for any reason; a verdict once given stands. Differences are candidate less reference, and
-positive is better.
+Rule: documents are asked in an order of which each prefix is a stratified random sample, so those asked stand for the others.
+Intervals are of the *full score over this set of documents*: n of N documents are worth n / (1 - n / N) documents of an endless
+set, and all N leave no error. The test is the normal mixture's confidence sequence (Robbins 1970; Waudby-Smith, Arbour, Sinha,
+Kennedy and Ramdas 2021). It holds at all looks at once, so anyone may look after each shard and stop for any reason, and a
+verdict once given stands. Differences are candidate minus reference; positive is better.
 """
 
 from __future__ import annotations
@@ -29,35 +28,16 @@ ScreenVerdict = Literal["worse", "not worse", "open"]
 WORST_FLIPS = (
     0.5  # variance of a difference of two 0/1 answers that are independent and right half of the time
 )
-EXPECTED_FLIPS = (
-    0.1  # share of documents whose answer differs between neighbouring checkpoints, where it is not known
-)
+# expected share of documents whose answer differs between neighbouring checkpoints: it sharpens a screen, and proves nothing
+EXPECTED_FLIPS = 0.1
 MIN_DOCUMENTS = 30  # documents asked, below which there is no verdict but of the whole set
 UNSEEN_DOCUMENTS = 2.0  # documents that differ by `span`, added to those asked and to those left: rare flips are not told to be none
 OVERSHOOT = 0.5826  # standard deviations of a step by which a sum of steps crosses a line, on average
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """Is the candidate's score lower than the reference's by more than `max_drop`?"""
-
-    max_drop: float  # in the metric's unit; above 0
-    level: float = ALPHA  # probability of a false "worse", and of a false "not worse", over all looks
-    power: float = (
-        POWER  # with which a test of fixed size, at whose size this one is sharpest, would say "not worse"
-    )
-    flips: float = (
-        EXPECTED_FLIPS  # expected variance of a document's difference: it sharpens, and proves nothing
-    )
-
-    def __post_init__(self) -> None:
-        if not (self.max_drop > 0 and 0 < self.level < 0.5 <= self.power < 1 and self.flips > 0):
-            raise ValueError(f"{self}: max_drop and flips are above 0, level below 0.5, power from 0.5 to 1")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What the documents asked so far say."""
+    """The answer from the documents asked so far."""
 
     verdict: ScreenVerdict  # "open" of a whole set: its score is lower by more, but no more than by chance of its documents
     asked: int
@@ -68,17 +48,12 @@ class Answer:
 
     @property
     def is_settled(self) -> bool:
-        """Whether more documents would change nothing: the question is answered, or no document is left."""
+        """Whether the question is answered, or no document is left."""
         return self.verdict != "open" or self.asked == self.documents
 
 
-def question_of(options: ScreenOptions) -> Question:
-    """The question of a suite's `[screen]`."""
-    return Question(max_drop=options.max_drop, level=options.level, power=options.power)
-
-
-def likely_share(documents: int, question: Question) -> float:
-    """Return which share of so many documents a screen is likely to ask where little has changed."""
+def likely_share(documents: int, question: ScreenOptions) -> float:
+    """Return the share of so many documents that a screen is likely to ask if little has changed."""
     needed = _sharpest(question)
     return 1 / (1 + documents / needed)
 
@@ -103,7 +78,7 @@ def asking_order(strata: Sequence[Hashable], seed: int) -> list[int]:
 
 
 def _drawn(seed: int, kind: str, number: int) -> float:
-    """A uniform number of [0, 1), the same on each machine and in each version."""
+    """Return a uniform number in [0, 1) that is the same on each machine and in each version."""
     digest = blake2b(f"{seed}:{kind}:{number}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64
 
@@ -111,13 +86,14 @@ def _drawn(seed: int, kind: str, number: int) -> float:
 def judge_screening(
     differences: Values,
     documents: int,
-    question: Question,
+    question: ScreenOptions,
     *,
     apart: int = 1,
     span: float = 1.0,
     clusters: Sequence[Any] | None = None,
 ) -> Answer:
-    """Answer the question as far as the documents asked tell; may be called after each shard.
+    """Return the answer that the documents asked so far give to whether the candidate's score is lower than the reference's by
+    more than `max_drop`. May be called after each shard.
 
     `differences`: of the documents asked so far, an array in the asking order, candidate less reference, higher is better (the
     caller turns the sign of a metric whose lower values are better); without NaN. `documents`: of the whole set. `apart`:
@@ -158,9 +134,9 @@ def judge_screening(
 
 
 def _is_no_chance(
-    differences: Values, left: int, question: Question, apart: int, clusters: Sequence[Any] | None
+    differences: Values, left: int, question: ScreenOptions, apart: int, clusters: Sequence[Any] | None
 ) -> bool:
-    """Whether a drop is larger than the choice of the set's documents explains; of a whole set as `gate` says it."""
+    """Return whether a drop exceeds what the choice of the set's documents explains; for a whole set, as `gate` decides it."""
     one = compare_paired(0 * differences, differences, clusters)
     if isinstance(one, str):
         return False
@@ -171,13 +147,13 @@ def _is_no_chance(
     return one.difference + reach * one.stderr * math.sqrt(size) < 0
 
 
-def _sharpest(question: Question) -> float:
-    """Documents at which the sequence is narrowest."""
-    return documents_needed(question.max_drop, question.flips, level=2 * question.level, power=question.power)
+def _sharpest(question: ScreenOptions) -> float:
+    """Return the number of documents at which the sequence is narrowest."""
+    return documents_needed(question.max_drop, EXPECTED_FLIPS, level=2 * question.level, power=question.power)
 
 
 def _reach(size: float, before: float, alpha: float, sharpest: float) -> float:
-    """Half the width of a (1 - alpha) confidence sequence of a mean of unit variance, after `size` documents of an endless
+    """Return half the width of a (1 - alpha) confidence sequence of a mean of unit variance, after `size` documents of an endless
     set. `before`: at the look before; between two looks no sum can cross, for which Siegmund's correction (1985) makes it narrower.
     `sharpest`: size at which it is narrowest for its level; it holds at all.
     """

@@ -1,4 +1,4 @@
-"""How much a task's score says of a training, for its price; how often it is worth asking. Pure.
+"""Signal and noise of a task's scores over a training, and how often the task is worth its price. Pure.
 
 Rule: signal and noise are those of Heineman et al., "Signal and Noise: A Framework for Reducing Uncertainty in Language
 Model Evaluation" (2025): the largest difference between models, and the scatter of the last checkpoints of a training, both over
@@ -40,7 +40,7 @@ class Signal(NamedTuple):
 
 
 def signal_of(trainings: Sequence[Sequence[float]]) -> Signal | None:
-    """Signal and noise of a score at each checkpoint of one or several trainings, in order; None: too few checkpoints.
+    """Return signal and noise of scores at the checkpoints of one or several trainings, in order; None: too few checkpoints.
 
     Of several trainings the noise is the root mean square of each one's.
     """

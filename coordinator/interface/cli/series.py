@@ -179,7 +179,7 @@ class Report(_Scores, TableCommand):
         from coordinator import api
         from coordinator.interface.cli.screen.training_standings import training_lines
         from coordinator.results.report.render import show_report
-        from coordinator.results.report.scores import with_signals
+        from coordinator.results.report.scores import screen_in, with_signals
         from coordinator.results.report.tables import print_parts
         from coordinator.runtime.summary import failed_job
         from evaljobs.contract.paths import EvaluationPaths
@@ -189,7 +189,7 @@ class Report(_Scores, TableCommand):
         if self.dense:
             results = with_signals(results)
         if self.as_json:
-            more = {key: results.get(key, {}) for key in OF_SCORES}
+            more = {key: results.get(key, {}) for key in OF_SCORES} | screen_in(results)
             show_json({**made.model_dump(mode="json"), "scores": results.get("results", {}), **more})
         else:
             known = made.makespan_seconds is not None

@@ -25,7 +25,7 @@ from coordinator.decide.evaluation.events import (
     TrialHung,
 )
 from coordinator.results.report.measurements import Report
-from coordinator.results.report.scores import ScoreValue, scores_of
+from coordinator.results.report.scores import ScoreValue, scores_of, screen_in
 from coordinator.results.report.usage import slot_word
 from coordinator.runtime.summary import Summary
 from coordinator.site.diagnosis.diagnose import diagnosis_in_words
@@ -90,6 +90,7 @@ def evaluation_data(
         "cost": None if price is None else report.gpu_seconds / 3600 * price,
         "unscored": results.get("unscored", {}),
         "scores": [{name: getattr(score, name) for name in SCORE_COLUMNS} for score in _scores(results)],
+        **screen_in(results),
         "shards": _shards(report, predicted),
         "jobs": job_spans(events, report.accepted_at, [e.name for e in report.entries]),
         "nodes": _nodes(report, events),

@@ -1,4 +1,4 @@
-"""What a suite can see: documents that show a change of each task, and the change that today's documents show.
+"""Documents that show a given change of each task of a suite, and the change that today's documents show.
 
 Rule: of a work folder's evaluations of the suite, the last neighbours of each training say how many answers differ between two
 checkpoints; a task that none of them has counts as two independent answers, right half of the time.
@@ -40,9 +40,9 @@ PAIRS = 5  # neighbours of a training, the last ones, whose flips count
 
 
 def find_flips(work_dir: Path, suite: str) -> dict[str, float]:
-    """Task or group -> mean square of a document's difference between neighbouring checkpoints; of each task its first score.
+    """Return the mean square of a document's difference between neighbouring checkpoints, by task or group, for its first score.
 
-    Empty where no training of the work folder has two evaluations of the suite.
+    Empty if no training of the work folder has two evaluations of the suite.
     """
     try:
         heads = find_heads(work_dir, "*", suite, mixed=True)
@@ -70,7 +70,7 @@ def find_flips(work_dir: Path, suite: str) -> dict[str, float]:
 
 
 def _flips_of(work_dir: Path, before: Evaluation, after: Evaluation) -> dict[str, float]:
-    """Of the first score of each task that is a share and can be compared."""
+    """Return the flips of each task's first score that is a share and can be compared."""
     try:
         compared = score_differences(work_dir, before.evaluation_id, after.evaluation_id)
     except (OSError, ValueError, OperatorError, DamagedError) as error:
@@ -87,7 +87,7 @@ def _flips_of(work_dir: Path, before: Evaluation, after: Evaluation) -> dict[str
 def detection_of(
     data_sets: Iterable[Mapping[str, Any]], flips: Mapping[str, float], change: float, power: float
 ) -> dict[str, Any]:
-    """What is printed as JSON: a row for each data set of a planning instance, and what the mean of all of them shows.
+    """Return what JSON shows: a row for each data set of a planning instance, and the change that the mean of all shows.
 
     A task none of whose documents differed counts as though three had (the 95 % end of the rule of three).
     """
@@ -122,7 +122,7 @@ def detection_of(
 
 
 def show_detection(found: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """Parts to print: a row for each task, then the sums."""
+    """Yield parts to print: a row for each task, then the sums."""
     change = f"{found['change']:g}"
     sheet = Sheet("", "task", "documents", "flips", f"needed for {change}", "detects", "GPU s", "of needed")
     for row in found["tasks"]:

@@ -282,7 +282,7 @@ def to_csv(series: Series) -> Iterator[str]:
 def to_json(series: Series, beside: Mapping[str, Any] = MappingProxyType({})) -> Iterator[str]:
     """Yield the record with `beside` as JSON, one line per checkpoint and curve, to keep the text out of memory."""
     many = {
-        "points": ({**p.row(), "scores": [s._asdict() for s in p.scores]} for p in series.points),
+        "points": map(_point_as_json, series.points),
         "curves": map(_as_json, series.curves),
         "means": map(_as_json, series.means),
     }
@@ -294,6 +294,12 @@ def to_json(series: Series, beside: Mapping[str, Any] = MappingProxyType({})) ->
             yield ("\n" if i == 0 else ",\n") + json.dumps(replace_non_finite(one))
         yield "]"
     yield "}\n"
+
+
+def _point_as_json(point: Evaluation) -> dict[str, Any]:
+    screened = [one.model_dump() for one in point.screened]
+    known = {**point.row(), "scores": [score._asdict() for score in point.scores]}
+    return known | ({"screened": screened} if screened else {})
 
 
 def _as_json(curve: Curve) -> dict[str, Any]:

@@ -168,9 +168,15 @@ def head_of(record: EvaluationRecord) -> dict[str, Any]:
     }
 
 
+def screen_in(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what results.json says of a screen under a key of its own: {"screen": …}; nothing of other evaluations."""
+    said = results.get("evalspan", {})
+    return {"screen": said["screen"]} if "screen" in said else {}
+
+
 def screened_in(results: Mapping[str, Any]) -> tuple[ScreenScore, ...]:
     """Return the estimates of a screen evaluation in its results.json."""
-    tasks = results.get("evalspan", {}).get("screen", {}).get("tasks", ())
+    tasks = screen_in(results).get("screen", {}).get("tasks", ())
     return tuple(ScreenScore(**one) for one in tasks)
 
 

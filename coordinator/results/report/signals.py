@@ -1,4 +1,4 @@
-"""Signal and noise of each task over a training, what the task takes, and which tasks say nothing for their price.
+"""Signal, noise, and cost of each task over a training, and the tasks that say nothing for their price.
 
 Rule: of a task counts its first score that is no dense signal. Its GPU seconds are those of its shards, of the last checkpoints.
 """
@@ -8,27 +8,30 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from statistics import fmean
-from typing import Any
-
-from rich.console import RenderableType
+from typing import TYPE_CHECKING, Any
 
 from coordinator.base.words import first_of
 from coordinator.decide.verdicts.signal import ASKED_SHARE, NOISE_RATIO, Signal, asking_cadences, signal_of
-from coordinator.results.report.learning_curves import Curve, Series
+from coordinator.errors import OperatorError
+from coordinator.results.report.learning_curves import Curve, Series, make_series
+from coordinator.results.report.load_series import find_series
 from coordinator.results.report.measurements import Report
 from coordinator.results.report.scores import Evaluation
-from coordinator.results.report.tables import Parts, Sheet
 from evaljobs.contract.columns import DENSE
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.specs import CheckpointSpec, SuiteSpec
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 PRICED = 3  # checkpoints, the last ones, of which a task's seconds are the mean
 
 
 def seconds_of(work_dir: Path, points: Sequence[Evaluation]) -> dict[str, float]:
-    """Leaf task -> GPU seconds of its shards in an evaluation; the mean of the last ones that have a report."""
+    """Return GPU seconds of each leaf task's shards in an evaluation: the mean of the last ones that have a report."""
     found: dict[str, list[float]] = defaultdict(list)
     for point in [point for point in points if point.scores][-PRICED:]:
         with suppress(OSError, ValueError):
@@ -41,8 +44,25 @@ def seconds_of(work_dir: Path, points: Sequence[Evaluation]) -> dict[str, float]
     return {task: fmean(each) for task, each in found.items()}
 
 
+def auto_cadences(work_dir: Path, suite: SuiteSpec, checkpoint: CheckpointSpec) -> dict[str, int]:
+    """Return at each how many checkpoints of its training to ask each task, by `signals_of`; a group as often as any of its
+    leaf tasks.
+    """
+    try:
+        points = find_series(work_dir, str(PurePath(checkpoint.announced).parent), suite.name, mixed=True)
+    except OperatorError:
+        return {}
+    series = make_series(point for point in points if point.mode == (suite.mode or "exact"))
+    every = {row["task"]: row["every"] for row in signals_of(series, seconds_of(work_dir, series.points))}
+    leaves = {name: its for point in series.points for name, its in point.groups.items()}
+    return {
+        task.name: min((every.get(leaf, 1) for leaf in leaves.get(task.name, (task.name,))), default=1)
+        for task in suite.tasks
+    }
+
+
 def signals_of(series: Series, seconds: Mapping[str, float]) -> list[dict[str, Any]]:
-    """A row for each task, as JSON has it: the largest ratio first, and those without one last. `seconds`: of `seconds_of`.
+    """Return a row for each task, as in JSON: the largest ratio first, those without one last. `seconds`: from `seconds_of`.
 
     `every`: of `asking_cadences`, a value for the suite file's key of that name.
     """
@@ -69,7 +89,9 @@ def signals_of(series: Series, seconds: Mapping[str, float]) -> list[dict[str, A
 
 
 def show_signals(rows: Sequence[Mapping[str, Any]], slot: str) -> Iterator[RenderableType]:
-    """Parts to print: a row for each task, then what is spent on tasks that say nothing."""
+    """Yield parts to print: a row for each task, then what is spent on tasks that say nothing."""
+    from coordinator.results.report.tables import Parts, Sheet  # noqa: PLC0415 (the daemon starts without rich)
+
     total = sum(row["gpu_seconds"] or 0.0 for row in rows)
     sheet = Sheet("Signal and noise", "score", "signal", "noise", "ratio", f"{slot} s", "share", "every")
     for row in rows:

@@ -175,7 +175,8 @@ def training_sentence(training: Training, others: Sequence[str] = ()) -> str:
 def training_clauses(training: Training) -> Iterator[Clause]:
     """Yield the state of a training: its newest checkpoint against the previous and the best one, then drops along it."""
     if not training.scored:
-        yield Clause("no checkpoint has scores yet")
+        is_screen = training.mode == "screen"
+        yield Clause("screens have verdicts, no scores" if is_screen else "no checkpoint has scores yet")
         return
     evaluation, newest = training.scored[-1]
     previous, best = training.previous, training.best

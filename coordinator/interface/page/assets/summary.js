@@ -63,7 +63,17 @@ function summaryPart() {
 
 const signed = (value) => `${value >= 0 ? "+" : "−"}${score(Math.abs(value))}`;
 
+/** Estimates and verdicts of a screen, which are no scores. */
+function screenPart({ reference, max_drop: drop, tasks }) {
+  const reach = (r) => `${score(r.estimate)} ± ${score(Math.max(r.high - r.estimate, r.estimate - r.low))} (screen, ${r.asked.toLocaleString("en")} of ${r.documents.toLocaleString("en")})`;
+  const columns = [{ name: "task", of: (r) => r.task }, { name: "metric", of: (r) => r.metric, wide: true }, { name: "estimate", of: (r) => r.estimate, show: (r) => said(reach(r)), right: true },
+    { name: "reference", of: (r) => r.reference, show: (r) => said(score(r.reference)), right: true },
+    { name: `lower by more than ${drop}?`, of: (r) => r.verdict, show: (r) => el("span", { class: `verdict ${r.verdict === "worse" ? "trouble" : "soft"}` }, said(r.verdict)) }];
+  return section("scores", "Screen", `Against ${reference}. Estimates of the scores over all documents, from those asked, with 95 % intervals; they are not compared with scores.`, table(columns, tasks, { label: "screen", key: "scores" }));
+}
+
 function scoresPart() {
+  if (DATA.screen) return screenPart(DATA.screen);
   const t = DATA.training, before = t?.points.find(([id]) => id === t.before), last = (r) => changeOf(r);
   const nameOf = (r) => `${r.task}/${r.measure}`, changeOf = (r) => t?.changes[nameOf(r)];
   const withSamples = new Set((DATA.samples ?? []).map((s) => s.task));
