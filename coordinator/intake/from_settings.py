@@ -47,8 +47,8 @@ FOR_TRIALS = ("lm_eval", "torch")  # modules without which no trial runs
 OF_AN_INTERPRETER = frozenset({"PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LD_PRELOAD"})
 # bash: refuse the code in folder $1 if another user owns it or others may write to it; otherwise run the other arguments.
 OWN_CODE = r"""
-found=$(find "$1" -maxdepth 1 \( ! -user "$(id -u)" ! -user 0 -o -perm /022 \)) && [ -z "$found" ] || {
-  echo "evalspan: not run, since others may write to it or own it: ${found:-$1}; remove $1" >&2; exit 1; }
+found=$(find "$1" -ignore_readdir_race \( ! -user "$(id -u)" ! -user 0 -o -perm /022 \)) && [ -z "$found" ] || {
+  echo "evalspan: not run, since others may write to it or own it: $(head -n 1 <<<"${found:-$1}"); remove $1" >&2; exit 1; }
 shift; exec "$@"
 """
 NOT_STARTED = (126, 127)  # exit codes of bash where it cannot start a program

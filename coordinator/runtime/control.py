@@ -6,6 +6,11 @@ evaluation may hold nodes; the others wait for the next process. Called by `coor
 
 from __future__ import annotations
 
+import logging
+import signal
+from contextlib import closing
+
+from coordinator.base.signals import Signals
 from coordinator.errors import OperatorError
 from coordinator.intake.inbox import Notice, leave_notice
 from coordinator.intake.pending import waits_for_daemon
@@ -16,6 +21,8 @@ from coordinator.runtime.summary import read_ended_summary
 from coordinator.runtime.work_lock import WorkLock, is_daemon
 from coordinator.site.config.schema import Config
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
+
+log = logging.getLogger(__name__)
 
 ON_NODES = frozenset({"stage", "trial", "host"})  # purposes of jobs on nodes with GPUs
 
@@ -58,13 +65,29 @@ def _pause_here(config: Config, name: str, reason: str) -> str:
     from coordinator.runtime.wiring import coordinator_of  # noqa: PLC0415 (`submit` loads no Redis client)
 
     coordinator = coordinator_of(config)
-    with coordinator.in_charge("evalspan pause"):
+    with (
+        closing(coordinator.evaluations),
+        Signals((signal.SIGINT,)) as signals,
+        coordinator.in_charge("evalspan pause"),
+    ):
         try:
             coordinator.evaluations.revive(name)
             coordinator.evaluations.pause(name, reason)
         except KeyError as error:
             raise OperatorError(str(error.args[0])) from error
         state = coordinator.evaluations.running[name].state
-        coordinator.run(lambda: not any(info.job.purpose in ON_NODES for info in state.jobs.live.values()))
-    coordinator.evaluations.close()
+
+        def on_nodes() -> int:
+            return sum(info.job.purpose in ON_NODES for info in state.jobs.live.values())
+
+        coordinator.run(lambda: not on_nodes() or bool(signals.received))
+        left = on_nodes()
+    if left:
+        log.warning(
+            "%s is paused, but %d of its jobs may still hold nodes: `evalspan pause %s` waits until none does",
+            name,
+            left,
+            name,
+        )
+        raise KeyboardInterrupt
     return f"{name} is paused: none of its jobs holds a node; `evalspan resume {name}` lets it go on"

@@ -43,6 +43,7 @@ STORAGE_AWAY = frozenset(
 )
 PATIENCE_SECONDS = 600.0  # for unavailable storage
 AWAY_SECONDS = 2.0  # between two attempts
+LOCK_MODE = 0o600  # of a lock file in a shared work folder, since whoever reads a file can hold its lock
 _PREFIX = struct.Struct("<4sIIQQ")
 _SIZES = struct.Struct("<II")
 
@@ -96,9 +97,12 @@ def file_mode(folder: str | Path) -> int:
     return stat.S_IMODE(Path(folder).stat().st_mode) & 0o044 | 0o600
 
 
-def make_file(path: str | Path, flags: int = os.O_WRONLY | os.O_APPEND) -> int:
-    """Open a file, creating it as visible as its folder whatever the umask, and return its descriptor. Raise OSError."""
-    mode = file_mode(Path(path).parent)
+def make_file(path: str | Path, flags: int = os.O_WRONLY | os.O_APPEND, *, mode: int | None = None) -> int:
+    """Open a file, creating it if missing, and return its descriptor. Raise OSError.
+
+    `mode` None: as visible as its folder, whatever the umask.
+    """
+    mode = file_mode(Path(path).parent) if mode is None else mode
     descriptor = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if stat.S_IMODE(os.fstat(descriptor).st_mode) != mode:
         os.fchmod(descriptor, mode)
@@ -141,7 +145,7 @@ def hold_lock(path: Path, *, wait: float = math.inf) -> Iterator[bool]:
     file locks it excludes no process.
     """
     make_folder(path.parent)
-    with os.fdopen(make_file(path), "ab") as file:
+    with os.fdopen(make_file(path, mode=LOCK_MODE), "ab") as file:
         taken = True
         with contextlib.suppress(OSError):
             taken = try_lock(file, wait=wait)

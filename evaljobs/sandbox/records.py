@@ -97,14 +97,19 @@ def program_key(candidate: str, reference: str, timeout: float) -> str:
 
 def program_fault(program: Program) -> str | None:
     """Return the fault of a program's record, or None."""
-    if (program.test is None) == (program.test_list is None) or isinstance(program.test_list, str):
-        return "either test or test_list (a list of texts) is needed"
+    tests = program.test, program.test_list
+    if (
+        tests.count(None) != 1
+        or not isinstance(tests[0] or "", str)
+        or not isinstance(tests[1] or (), (list, tuple))
+    ):
+        return "either test (a text) or test_list (a list of texts) is needed"
     if program.entry_point is not None and (program.test is None or not program.entry_point.isidentifier()):
         return "entry_point must be a Python name and goes with test"
     if not math.isfinite(program.timeout_seconds) or not 0 < program.timeout_seconds <= MAX_TIMEOUT:
         return f"timeout_seconds must lie in (0, {MAX_TIMEOUT:g}]"
-    if not 64 <= program.memory_mib <= MAX_MEMORY_MIB:
-        return f"memory_mib must lie in [64, {MAX_MEMORY_MIB}]"
+    if not isinstance(program.memory_mib, int) or not 64 <= program.memory_mib <= MAX_MEMORY_MIB:
+        return f"memory_mib must be a whole number in [64, {MAX_MEMORY_MIB}]"
     return None
 
 

@@ -90,10 +90,10 @@ def targets(rows: list[dict[str, Any]], **figures: Any) -> tuple[dict[str, Any],
 
 
 def spread(values: Collection[float]) -> dict[str, float]:
-    """Median, 99th percentile and maximum; zeros of no values."""
+    """Median, 95th and 99th percentile, and maximum; zeros of no values."""
     ordered = sorted(values) or [0.0]
-    p99 = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
-    return {"median": statistics.median(ordered), "p99": p99, "max": ordered[-1]}
+    p95, p99 = (ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in (0.95, 0.99))
+    return {"median": statistics.median(ordered), "p95": p95, "p99": p99, "max": ordered[-1]}
 
 
 def timed(work: Callable[[], object]) -> float:

@@ -1,10 +1,10 @@
 """`evalspan daemon` whose jobs are synthetic, looked at after each turn of its loop.
 
-    python -m bench.in_daemon FOLDER [AT_ONCE]
+    python -m bench.in_daemon FOLDER [AT_ONCE MINUTES]
 
 Without AT_ONCE it runs until idle. With it, AT_ONCE checkpoints move into the watched folder, and SETTLE_SECONDS after all
-have ended a row is added to FOLDER/rows.jsonl: what the process holds; after the last checkpoint it ends by SIGTERM, as an
-operator would end it. FOLDER/costs.json says what its loop took.
+have ended a row is added to FOLDER/rows.jsonl: what the process holds, and the seconds from each checkpoint to its scores.
+After the last checkpoint, or once MINUTES have passed, it ends by SIGTERM, as an operator would end it. FOLDER/costs.json says what its loop took.
 Rule: nothing of the daemon is replaced but what starts its jobs, and how many trials one evaluation may have at once (no
 setting says that).
 """
@@ -35,7 +35,8 @@ from coordinator.intake import from_settings
 from coordinator.interface.cli.service import Daemon
 from coordinator.runtime import wiring
 from coordinator.runtime.service import Service
-from evaljobs.contract.paths import WorkPaths
+from coordinator.runtime.summary import read_ended_summary
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.queue import redis_client
 
 SETTLE_SECONDS = 5.0  # of an idle daemon before a row: the last jobs' ends are taken meanwhile
@@ -70,10 +71,12 @@ class Costs:
 class Announcer:
     """Moves checkpoints into the watched folder group by group, and measures the daemon between two groups."""
 
-    def __init__(self, tick: Turn, root: Path, at_once: int) -> None:
+    def __init__(self, tick: Turn, root: Path, at_once: int, minutes: float) -> None:
         self.tick, self.root, self.at_once = tick, root, at_once
+        self.until = time.monotonic() + 60 * minutes
         self.left = sorted((root / "checkpoints").iterdir(), key=lambda p: int(p.name.rpartition("-")[2]))
         self.ended, self.past = 0, list[Path]()  # of checkpoints that were put into the watched folder
+        self.announced_at, self.known = clock.now(), set[Path]()
         self.idle_since: float | None = None
 
     def turn(self, service: Service) -> None:
@@ -85,15 +88,25 @@ class Announcer:
         if self.idle_since is None or now - self.idle_since <= SETTLE_SECONDS:
             return
         with (self.root / "rows.jsonl").open("a") as file:
-            file.write(json.dumps({"ended": self.ended} | holdings(service.paths)) + "\n")
+            row = {"ended": self.ended, "seconds": self.seconds(service.paths)} | holdings(service.paths)
+            file.write(json.dumps(row) + "\n")
         self.idle_since = None
-        if not self.left:
+        if not self.left or time.monotonic() > self.until:
             os.kill(os.getpid(), signal.SIGTERM)
+            return
         for place in self.past[:-STANDING]:
             shutil.rmtree(place)
         group, self.left = self.left[: self.at_once], self.left[self.at_once :]
         self.past, self.ended = self.past[-STANDING:], self.ended + len(group)
         self.past += [place.rename(self.root / WATCHED / place.name) for place in group]
+        self.announced_at = clock.now()
+
+    def seconds(self, work: WorkPaths) -> list[float]:
+        """From the announcement of the last group to each of its evaluations' scores."""
+        folders = {journal.parent for journal in work.root.glob("*/journal.jsonl")} - self.known
+        self.known |= folders
+        ends = [read_ended_summary(EvaluationPaths(folder)) for folder in folders]
+        return [end.ended_at - self.announced_at for end in ends if end and end.ended_at]
 
 
 def holdings(work: WorkPaths) -> dict[str, float]:
@@ -111,16 +124,20 @@ def holdings(work: WorkPaths) -> dict[str, float]:
         info: dict[str, Any] = client.info()  # type: ignore[assignment]
         found["redis_mb"] = info["used_memory"] / 2**20
         found["redis_keys"] = sum(1 for _ in client.scan_iter(count=1000))
-    inodes = size = 0
+    inodes = size = own_inodes = evaluations = 0
     for place, folders, names in os.walk(work.root):
-        folders[:] = [name for name in folders if not Path(place, name, "journal.jsonl").exists()]
+        own = {name for name in folders if Path(place, name, "journal.jsonl").exists()}
+        evaluations += len(own)
+        own_inodes += sum(1 for name in own for _ in Path(place, name).rglob("*"))
+        folders[:] = [name for name in folders if name not in own]
         inodes += len(folders) + len(names)
         for name in names:
             # `priors.table` drops old runs: the file of observations grows up to a bound
             if name != work.observations.name:
                 with contextlib.suppress(OSError):
                     size += Path(place, name).stat().st_size
-    return found | {"work_inodes": inodes, "rest_kb": size / 1024}
+    found |= {"work_inodes": inodes, "rest_kb": size / 1024}
+    return found | {"inodes_each": own_inodes / max(1, evaluations)}
 
 
 def synthetic_jobs() -> None:
@@ -132,19 +149,19 @@ def synthetic_jobs() -> None:
     from_settings.run_options = lambda config: run_options(config).model_copy(update={"max_trials": most})
 
 
-def main(root: Path, at_once: int | None) -> None:
+def main(root: Path, at_once: int = 0, minutes: float = 0.0) -> None:
     os.environ[synthetic.FOLDER] = str(root)
     # pydantic keeps strings that it read, about 16,000: full before the first row, as after weeks
     TypeAdapter(list[str]).validate_json(json.dumps([f"string {n}" for n in range(200_000)]))
     costs = Costs(Service.tick)
     synthetic_jobs()
-    each = costs.turn if at_once is None else Announcer(Service.tick, root, at_once).turn
+    each = Announcer(Service.tick, root, at_once, minutes).turn if at_once else costs.turn
     Service.tick = lambda service: each(service)  # type: ignore[method-assign] # noqa: PLW0108 (binds it)
     try:
-        Daemon(config=root / "evalspan.toml", until_idle=at_once is None).run()
+        Daemon(config=root / "evalspan.toml", until_idle=not at_once).run()
     finally:
         (root / "costs.json").write_text(json.dumps(costs.account()))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]) if sys.argv[2:] else None)
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

@@ -1,7 +1,7 @@
 """What a daemon of months holds: descriptors, threads, memory, Redis, files.
 
 A daemon on a development cluster, real Slurm, real Redis, synthetic engine: `--evaluations`, several at once. A row is
-taken whenever a group of evaluations has ended. A measure grows where the confidence interval of its slope over the last
+taken whenever a group of evaluations has ended; no group begins after `--minutes`. A measure grows where the confidence interval of its slope over the last
 half of the rows (Theil-Sen with Sen's interval from Kendall's statistic) lies above 0, and its growth over 1,000 evaluations
 is 1 % of its level or more. The intervals of all measures together hold with CONFIDENCE.
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 from dev_cluster.api import dev_cluster
 
-from bench.harness import Options, RunError, command, option, row, targets
+from bench.harness import Options, RunError, command, option, row, spread, targets
 from bench.on_slurm import furnished, run_daemon
 from coordinator.runtime.summary import read_ended_summary
 from evaljobs.contract.paths import EvaluationPaths
@@ -50,26 +50,35 @@ def measure(options: Options) -> tuple[dict[str, Any], bool]:
     settings = TASKS | {"evaluations": options.evaluations, "watched": True}
     with dev_cluster(nodes=2, gpus=2, cpu_nodes=1) as cluster:
         site = furnished(cluster, "months", settings)
-        run_daemon(site, str(options.at_once), seconds=PATIENCE_SECONDS)
+        run_daemon(site, str(options.at_once), str(options.minutes), seconds=PATIENCE_SECONDS)
         if left := site.wait_clean(60):
             raise RunError(f"left behind: {left}")
         rows = [json.loads(line) for line in (site.folder / "rows.jsonl").read_text().splitlines()]
         ends = [read_ended_summary(EvaluationPaths(folder)) for folder in site.evaluations()]
     scored = sum(summary is not None and summary.scored == summary.entries for summary in ends)
-    if scored != options.evaluations or len(rows) < 3:
+    if scored != rows[-1]["ended"] or len(rows) < 3:
+        why = next((summary.errors or summary.stage for summary in ends if summary is not None), "none ended")
         raise RunError(
-            f"{scored} of {options.evaluations} evaluations have all their scores; {len(rows)} rows"
+            f"{scored} of {rows[-1]['ended']} evaluations have all their scores; {len(rows)} rows: {why}"
         )
-    half = rows[len(rows) // 2 :]
+    took = [row.pop("seconds") for row in rows]
+    half = [
+        row | {"seconds": statistics.median(group)} for row, group in zip(rows, took, strict=True) if group
+    ]
+    half = half[len(half) // 2 :]
+    first, last = (
+        spread([*itertools.chain(*part)]) for part in (took[: len(took) // 2], took[len(took) // 2 :])
+    )
     at, names = [row["ended"] for row in half], [name for name in half[0] if name != "ended"]
     slopes = {name: slope(at, [row[name] for row in half], len(names)) for name in names}
     bad = [name for name, one in slopes.items() if not one["met"]]
     grown = row("measures that grow", len(bad), 0, which=bad)
-    return targets([grown], scored=scored, looks=len(rows), slopes=slopes)
+    return targets([grown], scored=scored, looks=len(rows), slopes=slopes, first_half=first, last_half=last)
 
 
 OPTIONS = (
     option("--evaluations", 200),
+    option("--minutes", 10_000, "after which no further evaluation begins"),
     option("--at-once", 4, "evaluations between two rows"),
 )
 if __name__ == "__main__":

@@ -79,11 +79,11 @@ def load(
 # --- metrics ---------------------------------------------------------------------------------------------------------
 
 
-def warm() -> None:
-    """`evaljobs.scoring.score.import_for_jobs`: nothing is imported."""
+def import_for_jobs() -> None:
+    """As `evaljobs.scoring.score.import_for_jobs`: nothing is imported."""
 
 
-def perform(spec: ExecuteSpec | ScoreSpec) -> Executed | Scored:
+def perform_metric_job(spec: ExecuteSpec | ScoreSpec) -> Executed | Scored:
     """`evaljobs.scoring.score.perform_metric_job`: hold a CPU slot; a judge's jobs one at a time."""
     task = spec.task if isinstance(spec, ExecuteSpec) else next(iter(spec.request_sets))
     metric, paths = given()["metrics"][task], EvaluationPaths(spec.evaluation_dir)

@@ -94,6 +94,7 @@ def disturbed(
         f"r{time.time_ns() % 10**10}-{seed}",
         partition="spare" if any(f.partition == "spare" for f in chosen) else "gpu",
         on_small=any(f.on_small for f in chosen),
+        own_redis=any(f.own_redis for f in chosen),
     )
     if any(f.on_hosts for f in chosen):
         place.hosts.prepare()
@@ -117,6 +118,7 @@ def disturbed(
         "fault": label or "none",
         "seed": seed,
         "struck": dict(run.strikes),
+        "recovered": run.recovered,
         "seconds": seconds,
         "events": len(site.events()),
         "scores": found,
@@ -144,7 +146,10 @@ def _keep(row: Row, rows: list[Row], file: str) -> None:
 
 
 def measure(options: Options) -> tuple[Row, bool]:
-    """A fault's counts are of runs: struck, of those with a law broken, and missed."""
+    """A fault's counts are of runs: struck, of those with a law broken, and missed.
+
+    `seconds_to_next_shard`: of each fault's runs, those from its end until another shard was counted, where one was left.
+    """
     names = options.fault or list(FAULTS)
     seeds = range(options.first, options.first + options.seeds)
     dealt = [(faults, seed) for seed in seeds for faults in deal(names, seed, options.together)]
@@ -171,7 +176,9 @@ def measure(options: Options) -> tuple[Row, bool]:
             struck = name in row["struck"]
             counts[name].update(struck=struck, broken=struck and bool(row["broken"]), missed=not struck)
     broken = [row for row in rows if row["broken"]]
-    return {"runs": len(runs), "faults": counts, "broken": broken}, not broken
+    seconds = {n: sorted(r["recovered"][n] for r in runs if n in r.get("recovered", ())) for n in names}
+    found = {"runs": len(runs), "faults": counts, "seconds_to_next_shard": seconds, "broken": broken}
+    return found, not broken
 
 
 OPTIONS = (

@@ -36,7 +36,7 @@ class Fault:
     """`strike` returns what was hit, or None where it was too late. `span`: moments, as shares of an undisturbed run's events.
 
     `breaks`: parts of the site that no other fault may break at the same time; `on_hosts`: clock, network, storage or
-    locks of a host, which is prepared for it.
+    locks of a host, which is prepared for it; `own_redis`: the site's own Redis, in place of the coordinator's.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Fault:
     on_small: bool = False
     on_hosts: bool = False
     accounting: bool = False
+    own_redis: bool = False
 
 
 # --- coordinator, Redis, controller ----------------------------------------------------------------------------------
@@ -257,6 +258,9 @@ _ALL = (
         ("node", "redis", "coordinator"),
         on_hosts=True,
     ),
+    Fault("host-lost", host_faults.host_lost, (0.3, 0.5), ("coordinator", "redis")),
+    Fault("redis-host-lost", host_faults.redis_host_lost, (0.3, 0.5), ("redis",), own_redis=True),
+    Fault("storage-away", host_faults.storage_away, (0.3, 0.5), ("clock", "disk"), on_hosts=True),
     Fault("storage-hangs-30s", host_faults.storage_hangs, breaks=("clock", "disk"), on_hosts=True),
     Fault("storage-slow", host_faults.storage_slow, (0.0, 0.3), ("clock", "disk"), on_hosts=True),
     Fault("storage-stale", host_faults.storage_stale, breaks=("clock", "disk"), on_hosts=True),

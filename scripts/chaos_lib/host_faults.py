@@ -1,4 +1,4 @@
-"""Faults of a whole host or service: clock, network, storage, accounting, and locks that two coordinators do not share.
+"""Faults of a whole host or service: a host or Redis lost, clock, network, storage, accounting, and locks that two coordinators do not share.
 
 Rule: as in `faults`, whose table has them. What is broken "for good" is mended after the run.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dev_cluster import accounting, procs
 
-from chaos_lib.hosts import LOGIN
+from chaos_lib.hosts import LOGIN, UNTIL_BACK
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.queue import redis_client
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from chaos_lib.run import Run
 
 HOUR = 3600
+LOST_S = 30.0  # until another host runs what a lost one did
+STORAGE_AWAY_S = 60.0  # ten minutes of a site, in proportion to a toy evaluation
 TAKEN_OVER_S = 60.0  # within which the coordinator that another one follows must have ended
 SLOW_RATE = 50_000  # bytes a second: the toy's weights take about as long as 40 GB do at 5 MB/s, an eighth of a minute
 
@@ -34,6 +36,32 @@ def _host(run: Run) -> str | None:
         return LOGIN if verb == LOGIN else run.dice.choice(nodes) if nodes else None
 
     return run.found(working)
+
+
+def host_lost(run: Run) -> str | None:
+    """A power cut of the coordinator's host, on which its Redis runs, too: the command is typed on another one."""
+    return run.kill_coordinator(LOST_S)
+
+
+def redis_host_lost(run: Run) -> str | None:
+    """The site's own Redis, which comes back empty at the same address."""
+    redis = run.site.redis
+    if redis is None or not run.at_work():
+        return None
+    pid = redis.kill()
+    run.wait_seconds(LOST_S)
+    redis.start()
+    return f"pid {pid} for {LOST_S:g} s"
+
+
+def storage_away(run: Run) -> str | None:
+    """The work folder's, on all hosts: what touches it waits, as on a hard mount."""
+    for host in (LOGIN, *run.site.cluster.nodes):
+        run.hosts.set(host, run.site.work, hold_s=UNTIL_BACK)
+    run.wait_seconds(STORAGE_AWAY_S)
+    for host in (LOGIN, *run.site.cluster.nodes):
+        run.hosts.set(host)
+    return f"{STORAGE_AWAY_S:g} s"
 
 
 def clock(seconds: int, run: Run) -> str | None:

@@ -20,6 +20,7 @@ from dev_cluster.api import Cluster, DevClusterError
 
 LOGIN = "login"  # the submit side, where the coordinator runs
 CGROUPS = Path("/sys/fs/cgroup")  # below which `nft` looks for control groups
+UNTIL_BACK = -1
 PAGE = struct.Struct("5q4056s")  # `control` of shim.c
 # a node's own /etc, of which it sees its ld.so.preload alone
 PRELOAD = """\
@@ -99,7 +100,8 @@ class Hosts:
         self, host: str, storage: Path | None = None, *, clock_s: int = 0, hold_s: int = 0, rate: int = 0,
         stale: bool = False,
     ) -> None:  # fmt: skip
-        """What is broken on a host from now on, all else is whole. `storage`: the folder that is on the broken one.
+        """What is broken on a host from now on, all else is whole. `storage`: the folder that is on the broken one; each call
+        to it takes `hold_s` seconds, or with UNTIL_BACK until it is whole again.
 
         Files that were open while it was `stale` stay so for good.
         """

@@ -34,6 +34,8 @@ class Run:
     process: subprocess.Popen[str]
     dice: random.Random
     strikes: list[tuple[str, str]] = field(default_factory=list)  # (fault, what was hit)
+    # fault -> seconds from its end until another shard was counted
+    recovered: dict[str, float] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)  # laws, one line each
     over: bool = False
     threads: list[threading.Thread] = field(default_factory=list)
@@ -61,8 +63,8 @@ class Run:
         end = None if seconds is None else time.monotonic() + seconds
         self.wait(lambda: end is not None and time.monotonic() > end)
 
-    def kill_coordinator(self) -> str | None:
-        """SIGKILL, once it has the work folder, and start another."""
+    def kill_coordinator(self, away_s: float = 0.0) -> str | None:
+        """SIGKILL, once it has the work folder, and start another after `away_s` seconds."""
         self.at_work()
         with self.replacing:
             if self.over:
@@ -70,6 +72,7 @@ class Run:
             old = self.process
             old.send_signal(signal.SIGKILL)
             old.wait()
+            time.sleep(away_s)
             self.process = self.site.start()
             return f"pid {old.pid}"
 
@@ -116,8 +119,15 @@ class Run:
         try:
             if (hit := fault.strike(self)) is not None:
                 self.strikes.append((fault.name, f"after {events} events: {hit}"))
+                self.await_shard(fault.name)
         except Exception as error:  # noqa: BLE001
             self.broken.append(f"{fault.name} could not strike: {type(error).__name__}: {error}")
+
+    def await_shard(self, fault: str) -> None:
+        """Measure the seconds from now, the end of a fault, until another shard is counted; nothing where none is left."""
+        began, counted = time.monotonic(), self.site.shards()
+        if self.wait(lambda: self.site.shards() > counted):
+            self.recovered[fault] = time.monotonic() - began
 
     def await_end(self, seconds: float) -> None:
         """Wait through the kills of the coordinator for its own end, which comes in time and with status 0."""
@@ -151,5 +161,7 @@ def under_faults(site: Site, hosts: Hosts, dice: random.Random) -> Iterator[Run]
         run.process.kill()
         run.process.wait()
         hosts.calm()
+        if site.redis is not None:
+            site.redis.kill()
         if run.broken:
             site.sweep()

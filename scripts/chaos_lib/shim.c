@@ -22,7 +22,7 @@
 
 struct control {
   int64_t clock_s;     /* added to the clock */
-  int64_t hold_s;      /* every call to storage takes so long */
+  int64_t hold_s;      /* every call to storage takes so long; below 0: until storage is back */
   int64_t rate;        /* bytes a second of reads; 0: all there are */
   int64_t stale;       /* 1: storage answers ESTALE */
   int64_t generation;  /* files opened before it are stale for good */
@@ -53,6 +53,11 @@ static void rest(double seconds) {
   while (nanosleep(&left, &left) && errno == EINTR) {}
 }
 
+static void hold(void) {
+  if (control->hold_s > 0) rest(control->hold_s);
+  while (control->hold_s < 0) rest(0.05);
+}
+
 static int on_storage(const char *path) {
   size_t n = strlen(control->storage);
   return n && !strncmp(path, control->storage, n) && (path[n] == '/' || !path[n]);
@@ -72,7 +77,7 @@ static int path_refused(int folder, const char *path) {
     path = whole;
   }
   if (!on_storage(path)) return 0;
-  if (control->hold_s) rest(control->hold_s);
+  hold();
   if (!control->stale) return 0;
   errno = ESTALE;
   return 1;
@@ -90,7 +95,7 @@ static int file_refused(int file) {
   if (!control || file < 0) return 0;
   int64_t then = file < FILES ? born[file] : control->generation;
   if (!(control->hold_s || control->stale || then < control->generation) || !file_on_storage(file)) return 0;
-  if (control->hold_s) rest(control->hold_s);
+  hold();
   if (!control->stale && then >= control->generation) return 0;
   errno = ESTALE;
   return 1;

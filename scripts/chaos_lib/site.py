@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ from support import sites
 from support.toys import cluster_tasks, config_text, furnish, suite_text, toy_model
 
 from chaos_lib.hosts import Hosts
+from coordinator.site.services.redis_server import server_binary
 
 HUNG_SECONDS = 45
 INTRUDER = "intruder"  # name of the job that preempts trials, from a partition of higher priority
@@ -61,6 +63,30 @@ def place(checkpoints: int = 1, *, accounting: bool = False) -> Iterator[Place]:
         yield Place(cluster=cluster, models=models, small=small, hosts=hosts)
 
 
+class SiteRedis:
+    """A site's own Redis on a port of this machine, empty at each start."""
+
+    def __init__(self, *options: str) -> None:
+        """`options`: of the server."""
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        argv = [str(server_binary()), "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
+        argv += self._options
+        self._process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, cwd="/")
+
+    def kill(self) -> int:
+        """SIGKILL; its process id."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+        return self._process.pid
+
+
 class Site(sites.Site):
     """What the tests run `evalspan` on, with what a fault breaks and a law reads. `bin` in it goes before Slurm's own commands."""
 
@@ -84,13 +110,25 @@ class Site(sites.Site):
             cluster=cluster,
         )
         self.work, self.watches = work, watches
+        self.redis: SiteRedis | None = None  # where it is not the coordinator's
 
     @classmethod
-    def make(cls, place: Place, name: str, *, partition: str = "gpu", on_small: bool = False) -> Site:
+    def make(
+        cls,
+        place: Place,
+        name: str,
+        *,
+        partition: str = "gpu",
+        on_small: bool = False,
+        own_redis: bool = False,
+    ) -> Site:
         """`on_small`: the work folder lies on the small file system. Several models are in a folder that a daemon watches."""
         config = config_text(f"hung_seconds = {HUNG_SECONDS}")  # [cluster] is its last table
         config += f'kind = "slurm"\npartition = "{partition}"\n'
         run = Path(place.cluster.user_dir) / name / "run"
+        redis = SiteRedis() if own_redis else None
+        if redis is not None:
+            config += f'[redis]\nurl = "redis://127.0.0.1:{redis.port}/0"\n'
         if watches := len(place.models) > 1:
             config += f'[watch]\nfolders = ["{run}"]\nsuite = "{run.with_name("chaos.toml")}"\n'
         texts = {
@@ -101,6 +139,7 @@ class Site(sites.Site):
         site = cls(
             place.cluster, folder, (place.small if on_small else folder) / f"work-{name}", watches=watches
         )
+        site.redis = redis
         for number, model in enumerate(place.models if watches else ()):
             site.give(shutil.copytree(model, run / f"step-{number}"))
         return site
@@ -139,6 +178,10 @@ class Site(sites.Site):
         """Whole lines of the journal of an evaluation, or of all; none before one is accepted."""
         folders = self.evaluations() if evaluation is None else [evaluation]
         return [event for folder in folders for event in super(Site, self).events(folder)]
+
+    def shards(self) -> int:
+        """How often an evaluation has counted a shard."""
+        return sum(len(event["shards"]) for event in self.events() if event["kind"] == "shards-dumped")
 
     def processes_of(self, verb: str) -> list[int]:
         """Host pids of the jobs of this site that run `python -m evaljobs VERB`, and of what they fork."""

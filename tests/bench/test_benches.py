@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from coordinator.decide.planning.instance import parse_instance
 from coordinator.intake import request_sets
 from coordinator.intake.checkpoint import inspect_checkpoint
 from coordinator.intake.request_sets import find_request_sets
+from evaljobs.scoring import score, worker
 from evaljobs.trial.engines.protocol import Engine
 from evaljobs.trial.shard_runner import RequestSet
 
@@ -153,6 +155,13 @@ def test_the_synthetic_engine_has_what_a_trial_asks_of_an_engine():
     engine, asked = synthetic.SyntheticEngine(0.0), {name for name in vars(Engine) if name[0] != "_"}
     lacks = {name for name in asked if not hasattr(engine, name)}
     assert lacks == {"probe_batch_size", "probe_token_budget", "fix_batch_size"}
+
+
+def test_the_synthetic_metrics_have_what_a_worker_asks_of_the_real_ones():
+    text = Path(str(worker.__file__)).read_text()
+    asked = set(re.findall(r"(?:metric|scoring\.score\"\))\.(\w+)\(", text))
+    assert asked <= vars(score).keys() & vars(synthetic).keys()
+    assert "perform_metric_job" in asked
 
 
 def test_a_peers_job_leaves_its_account(tmp_path):

@@ -22,7 +22,7 @@ from coordinator.intake.inbox import Inbox, Notice, leave_notice, read_refusals,
 from coordinator.intake.work_folder import open_folder as open_folder_of
 from coordinator.site.config.schema import Config, TrialConfig
 from evaljobs.contract.paths import WorkPaths
-from evaljobs.contract.storage import write_atomic
+from evaljobs.contract.storage import hold_lock, write_atomic
 
 GROUP = next(g.gr_name for g in getgrall() if g.gr_gid == os.getegid())
 OWN = ("inbox/refused",)  # to which members of the group may not write
@@ -136,6 +136,22 @@ def test_a_member_leaves_checkpoints_reads_refusals_and_changes_nothing_else(sha
 
 
 @need_root
+def test_a_member_holds_no_lock_that_a_job_waits_for(shared):
+    """Whoever can open a file can hold its lock, and a conversion would wait for good."""
+    lock = shared.converted / "d1.lock"
+    lock.parent.mkdir(0o750)
+    with hold_lock(lock) as held:
+        assert held
+
+    def act():
+        assert lock.parent.is_dir()
+        with pytest.raises(PermissionError):
+            lock.open("rb")
+
+    as_user(act, member=True)
+
+
+@need_root
 @pytest.mark.parametrize(
     ("place", "bits", "group", "says"),
     [
@@ -226,7 +242,8 @@ def test_code_that_others_own_or_may_write_is_not_run(tmp_path):
         return done.stdout, done.stderr
 
     assert said()[0] == "ran\n"
-    for place in (code, code / "evaljobs"):
+    below = code / "evaljobs" / "scoring"
+    for place in (code, code / "evaljobs", below / "__pycache__", below / "worker.py"):
         place.chmod(0o770)
         out, error = said()
         assert out == ""

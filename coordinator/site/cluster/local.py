@@ -39,7 +39,7 @@ from coordinator.site.cluster import (
 )
 from coordinator.site.cluster.job_environment import INDEX_VARIABLE, variables_passed_on
 from coordinator.site.cluster.sbatch_text import log_file
-from evaljobs.contract.storage import make_file, make_folder, try_lock, write_atomic
+from evaljobs.contract.storage import LOCK_MODE, make_file, make_folder, try_lock, write_atomic
 from evaljobs.staging.capacity import memory_available
 
 log = logging.getLogger(__name__)
@@ -256,7 +256,7 @@ class LocalCluster:
         return True
 
     def _lock_file(self) -> IO[bytes]:
-        return os.fdopen(make_file(self._folder / "guardians.lock"), "ab")
+        return os.fdopen(make_file(self._folder / "guardians.lock", mode=LOCK_MODE), "ab")
 
     # --- starting and ending jobs ------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import io
 from typing import Any, Final, NoReturn
 
 MEMORY, FAILED = b"m", b"f"  # first byte of a message other than a pass
-_MOST_REASON: Final = 400  # characters
+MOST_REASON: Final = 400  # characters
 
 
 def judge_program(source: str, token: bytes) -> bytes:
@@ -28,7 +28,7 @@ def judge_program(source: str, token: bytes) -> bytes:
 
 def _describe(error: BaseException) -> bytes:
     with contextlib.suppress(BaseException):  # a hostile class, or an integer too long to print
-        return f"{type(error).__name__}: {str(error)[:_MOST_REASON]}".encode(errors="replace")
+        return f"{type(error).__name__}: {str(error)[:MOST_REASON]}".encode(errors="replace")
     return b"Exception: without a text"
 
 

@@ -2,7 +2,8 @@
 
 Rule: ALLOWED has what a plain Python program needs; all other calls are refused. No socket, no new
 process, no exec, no mount, no shared memory outside the private tmpfs, no keyring, no ptrace, no
-io_uring, no bpf, no chmod or lock (Landlock does not handle them). `kernel` builds the filter.
+io_uring, no bpf, no chmod or lock (Landlock does not handle them), no larger socket buffers (memory
+that RLIMIT_AS does not count). `kernel` builds the filter.
 """
 
 from __future__ import annotations
@@ -145,7 +146,6 @@ recvmsg 47 212
 sendmsg 46 211
 shutdown 48 210
 getsockopt 55 209
-setsockopt 54 208
 getsockname 51 204
 getpeername 52 205
 wait4 61 260

@@ -182,7 +182,9 @@ def _conclude(message: bytes | None, token: bytes, status: int) -> tuple[str, st
         return "pass", ""
     if message:
         kind = "memory" if message.startswith(execute.MEMORY) else "fail"
-        return kind, message[1:].decode(errors="replace")
+        return kind, message[1:].decode(errors="replace")[
+            : execute.MOST_REASON
+        ]  # it may be written by the program
     if os.WIFSIGNALED(status):
         return "crash", f"killed by signal {os.WTERMSIG(status)}"
     return "crash", f"the program ended its process (status {os.WEXITSTATUS(status)})"
