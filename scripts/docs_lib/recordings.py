@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dev_cluster.api import dev_cluster
+from dev_cluster.testing import wait_until
 from docs_lib.text import ROOT
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
@@ -43,14 +44,15 @@ SMALL = {
 }
 SESSION = """
 found = evalspan.evaluate("SmolLM2-135M-Instruct", tasks=["quickstart_mmlu", "quickstart_hellaswag"], limit=8)
-found.status, found.failed, found.makespan_seconds
-evalspan.dataframe(found)[["name", "metric", "value", "stderr"]]
+found.status, found.failed
+evalspan.dataframe(found)[["task", "metric", "value", "stderr"]]
 """.strip()
 # Shows each line of SESSION as an interpreter does, with what it prints.
 INTERPRETER = """
-import code, sys, pandas, evalspan
+import code, sys, traceback, pandas, evalspan
 pandas.set_option("display.width", 98)
 interpreter = code.InteractiveInterpreter({"evalspan": evalspan})
+interpreter.showtraceback = lambda: sys.exit(traceback.format_exc())
 print(">>> import evalspan")
 for line in sys.argv[1].splitlines():
     print(">>>", line)
@@ -72,7 +74,7 @@ def draw(name: str, title: str, text: str) -> None:
 
 
 def printed(argv: list[str], *, cwd: Path, env: dict[str, str], errors: bool = True) -> str:
-    """Return what a command prints. `errors`: standard error, too. Raise CalledProcessError where it fails."""
+    """Return what a command prints; `errors`: on standard error, too. A command that fails ends the recording."""
     done = subprocess.run(
         argv,
         cwd=cwd,
@@ -83,7 +85,7 @@ def printed(argv: list[str], *, cwd: Path, env: dict[str, str], errors: bool = T
         check=False,
     )
     if done.returncode:
-        sys.exit(f"{' '.join(argv)} ended with {done.returncode}:\n{done.stdout[-3000:]}")
+        sys.exit(f"{' '.join(argv)} ended with {done.returncode}:\n{done.stdout[-3000:]}{done.stderr or ''}")
     return done.stdout
 
 
@@ -121,7 +123,7 @@ def running(argv: list[str], *, env: dict[str, str]) -> Iterator[None]:
 
 def record_slurm(_folder: Path) -> str:
     """A daemon, a submission and `watch`, typed by the ordinary user of a development cluster."""
-    with dev_cluster(nodes=2, gpus=2, cpu_nodes=1, cpus=8) as cluster:
+    with dev_cluster(nodes=1, gpus=2, cpu_nodes=1, cpus=8) as cluster:
         folder = Path(cluster.user_dir) / "recorded"
         cluster.run_as_user(["mkdir", str(folder)], check=True)
         shutil.copytree(MODEL, folder / MODEL.name, copy_function=shutil.copyfile)
@@ -138,7 +140,10 @@ def record_slurm(_folder: Path) -> str:
 
         shown = [typed("sinfo"), typed("evalspan init > init.txt"), "$ evalspan daemon > daemon.log 2>&1 &\n"]
         with running(argv("exec evalspan daemon > daemon.log 2>&1"), env=env):
-            shown.append(typed(f"evalspan submit {MODEL.name} --suite quickstart --limit 2"))
+            shown.append(
+                typed(f"evalspan submit {MODEL.name} --tasks quickstart_mmlu,quickstart_hellaswag --limit 4")
+            )
+            wait_until(lambda: [*folder.glob("evalspan-work/*/journal.jsonl")], "the daemon takes it up")
             shown += [typed("evalspan watch"), typed("evalspan status")]
         return "".join(shown)
 
