@@ -29,7 +29,7 @@ BUDGET_IS_FAST = 'only mode = "fast" has a token budget: omit token_budget, or s
 CHOOSE_ADVICE = "pass --suite NAME or --tasks NAME,NAME, or set [watch] suite in evalspan.toml"
 MOST_NAME = 40  # length of the tasks' part of a suite's name
 PATTERN_CHARACTERS = "*?["
-OF_TASKS = ("limit", "num_fewshot", "gen_kwargs", "every")  # settings of each task
+OF_TASKS = ("limit", "num_fewshot", "gen_kwargs", "samples", "metadata", "every")  # settings of each task
 HIDDEN_SETTINGS = (
     "token_budget",
     "seed",
@@ -47,6 +47,8 @@ class SuiteSettings(TypedDict, total=False):
     limit: float | None  # documents of each task, or a share below 1
     num_fewshot: int | None  # examples in each prompt
     gen_kwargs: Mapping[str, Any] | None  # generation settings of each task
+    samples: Mapping[str, Sequence[int]] | None  # leaf task -> its documents, from 0
+    metadata: Mapping[str, Any] | None  # added to each task's own
     every: int | None  # 1: each task is asked, whatever its `every` says
     batch_size: int | str | None  # a number, or "auto"
     token_budget: int | str | None  # tokens per forward pass in fast mode, or "auto"
@@ -224,9 +226,10 @@ def _suffix(settings: Mapping[str, Any], before: Mapping[str, Any], *, named: bo
     }
     if hidden.get("apply_chat_template") is True:  # "-chat" says it
         del hidden["apply_chat_template"]
-    more = settings.get("gen_kwargs")
-    if more is not None and any(task.get("gen_kwargs") != more for task in before["tasks"]):
-        hidden["gen_kwargs"] = more
+    for key in ("gen_kwargs", "samples", "metadata"):
+        more = settings.get(key)
+        if more is not None and any(task.get(key) != more for task in before["tasks"]):
+            hidden[key] = more
     if named and "include_path" in settings:
         hidden["include_path"] = settings["include_path"]
     digest = hashlib.sha256(json.dumps(hidden, sort_keys=True).encode()).hexdigest()[:6]
@@ -288,6 +291,11 @@ def _checked(data: Mapping[str, Any], where: toml.Where, path: Path | None) -> S
         )
     if suite.mode == "screen" and suite.token_budget is not None:
         raise OperatorError(f"{where(('token_budget',))}: {BUDGET_IS_FAST}")
+    for index, task in enumerate(suite.tasks):
+        if task.samples and (task.limit is not None or suite.mode == "screen"):
+            raise OperatorError(
+                f'{where(("task", index, "samples"))}: samples name the documents: omit limit, and mode = "screen"'
+            )
     folders = tuple(_folder(part, path, where) for part in suite.include_path)
     return suite.model_copy(update={"include_path": folders})
 

@@ -49,7 +49,7 @@ def check_tasks(suite: SuiteSpec, site: Site, prepare: str, no_likelihoods: str 
     _check_files(suite)
     asked = {
         "include_path": suite.include_path,
-        "names": [task.name for task in suite.tasks],
+        "names": [name for task in suite.tasks for name in (task.name, *(task.samples or ()))],
         "cache": str(site.paths.cache),
         "chat": bool(suite.apply_chat_template),
         "no_likelihoods": no_likelihoods,

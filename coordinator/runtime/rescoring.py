@@ -20,7 +20,7 @@ from coordinator.site.config.schema import Config
 from evaljobs.contract.specs import ModelOptions, RequestSetManifest, SuiteSpec, TaskEntry
 
 # settings of tasks and suites that decide the requests
-OF_TASKS = ("num_fewshot", "limit", "gen_kwargs")
+OF_TASKS = ("num_fewshot", "limit", "gen_kwargs", "samples", "metadata")
 OF_SUITES = ("seed", "apply_chat_template", "system_instruction", "fewshot_as_multiturn")
 
 

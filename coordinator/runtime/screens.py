@@ -27,14 +27,12 @@ from coordinator.results.report.row_verdicts import is_mean
 from coordinator.results.report.scores import Head, ScoreValue, head_of
 from coordinator.results.report.stored_documents import read_documents
 from coordinator.results.report.training import mean_points
+from coordinator.runtime.rescoring import OF_SUITES, OF_TASKS
 from coordinator.runtime.summary import read_evaluation
 from evaljobs.contract.archived_files import read_bytes
 from evaljobs.contract.columns import DENSE, unpack_columns
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import Blocks, TaskEntry
-
-OF_TASK = ("num_fewshot", "limit", "gen_kwargs", "judge", "cluster")  # settings that decide what is asked
-OF_SUITE = ("seed", "apply_chat_template", "system_instruction", "fewshot_as_multiturn")
 
 
 # --- the reference ---------------------------------------------------------------------------------------------------
@@ -118,7 +116,7 @@ def _unlike(record: EvaluationRecord, known: EvaluationRecord) -> str:
         return "belongs to another training"
     if known.model != record.model or known.inputs.model != record.inputs.model:
         return "ran with other settings of the model"
-    changed = (key for key in OF_SUITE if getattr(known.suite, key) != getattr(record.suite, key))
+    changed = (key for key in OF_SUITES if getattr(known.suite, key) != getattr(record.suite, key))
     return next((f"was asked with another {key}" for key in changed), "")
 
 
@@ -135,7 +133,7 @@ def _unlike_tasks(
             return
         other = theirs[task.name]
         its = known.suite.tasks[other]
-        changed = [key for key in OF_TASK if getattr(task, key) != getattr(its, key)]
+        changed = [key for key in (*OF_TASKS, "judge", "cluster") if getattr(task, key) != getattr(its, key)]
         if changed:
             yield f"was asked {task.name} with another {changed[0]}"
         if known.inputs.entries[other : other + 1] != record.inputs.entries[number : number + 1]:

@@ -19,5 +19,5 @@ def keep_unchanged(event: Line) -> Line:
 
 
 UPCASTS: Mapping[int, Callable[[Line], Line]] = {
-    9: keep_unchanged,  # 10: pauses, priorities that fall, tasks that are asked at some checkpoints alone, screens
+    9: keep_unchanged,  # 10: pauses, priorities that fall, tasks that are asked at some checkpoints alone, screens, samples
 }

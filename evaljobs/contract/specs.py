@@ -9,7 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    model_serializer,
+)
 
 SCHEMA_VERSION = 1
 Mode = Literal["exact", "fast"]
@@ -40,6 +48,10 @@ class StateRecord(Record):
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, lt=1)]
+# in the order of the data set: lm_eval asks them so, and labels them by their place in this list
+Numbers = Annotated[
+    tuple[Count, ...], Field(min_length=1), AfterValidator(lambda given: tuple(sorted({*given})))
+]
 # names appear in lists, logs and file names; control characters could command a terminal
 Name = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 
@@ -54,6 +66,9 @@ class TaskEntry(Record):
     num_fewshot: Count | None = None  # examples in each prompt; None: from the task's YAML
     limit: Positive | Share | None = None  # documents, or a fraction of them below 1; None: all
     gen_kwargs: dict[str, Any] | None = None  # generation settings, added to those of the task's YAML
+    samples: dict[Name, Numbers] | None = None  # leaf task -> its documents, from 0; None: all
+    # added to that of the task's YAML; functions of some tasks read it, such as RULER's
+    metadata: dict[str, Any] | None = None
     judge: bool = False  # scored by the model that [judge] names
     batch_size: Positive | None = None  # overrides the suite's; in fast mode only for the task's generation
     # field that documents of one cluster share, such as a passage; comparisons treat them as one cluster
@@ -62,6 +77,13 @@ class TaskEntry(Record):
     group: Name | None = None
     # asked at the first of so many checkpoints of a training, and at the final one; "auto": by its signal for its price
     every: Positive | Literal["auto"] = 1
+
+    @model_serializer(mode="wrap")
+    def _without_unset(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Omit what earlier versions did not have, so that ids and request sets of theirs stay valid."""
+        found: dict[str, Any] = dump(self)
+        unset = {key for key in ("samples", "metadata") if getattr(self, key) is None}
+        return {key: value for key, value in found.items() if key not in unset}
 
 
 class ScreenOptions(Record):

@@ -197,6 +197,7 @@ def run_entry(
             tasks=[entry.name],
             num_fewshot=entry.num_fewshot,
             limit=entry.limit,
+            samples={task: list(numbers) for task, numbers in (entry.samples or {}).items()} or None,
             gen_kwargs=dict(entry.gen_kwargs) if entry.gen_kwargs else None,
             system_instruction=suite.system_instruction,
             apply_chat_template=suite.apply_chat_template,
@@ -216,7 +217,7 @@ def entry_tasks(
     """Return the unloaded tasks of an entry. Raise OperatorError if lm-eval defines none. `cache`: as in `task_manager`."""
     hooks.install_seam()
     # as in the command: RULER reads its tokenizer there
-    metadata = {"pretrained": model_dir, **model.model_args}
+    metadata = {"pretrained": model_dir, **model.model_args, **(entry.metadata or {})}
     manager = task_manager(suite.include_path, entry.name, metadata, cache)
     missing = {} if Path(entry.name).is_file() else unknown_tasks([entry.name], manager.all_tasks)
     if missing:

@@ -26,6 +26,7 @@ from lm_eval.utils import (
 from support.toys import TASKS
 
 from coordinator.errors import OperatorError
+from coordinator.intake import suites
 from coordinator.interface.cli import app
 from coordinator.interface.cli.lm_eval_flags import (
     REDUNDANT,
@@ -120,6 +121,11 @@ def test_the_yaml_of_lm_eval_means_what_it_means_to_lm_eval(tmp_path):
         read("M", "--config", str(file))
 
 
+def suite_of(found):
+    """The suite that a command line asks for."""
+    return suites.suite_of({key: found[key] for key in found.keys() - {"checkpoint", "model_args"}})
+
+
 def read(*words):
     """What `evalspan eval` makes of a command line."""
     with EVAL.make_context("eval", list(words)) as context:
@@ -143,6 +149,8 @@ LINES = [
     "--tasks a --apply_chat_template --fewshot_as_multiturn --model_args pretrained=/m",
     "--gen_kwargs temperature=0.8,top_p=0.95 do_sample=True --tasks a --model_args pretrained=/m",
     "--gen_kwargs max_gen_toks=5 until=['a','b'] --tasks a --model_args pretrained=/m --seed 42",
+    '--tasks a --model_args pretrained=/m --samples {"a":[5,0],"b":[1]} --metadata x=1,y=[2] z=w',
+    '--tasks a --model_args pretrained=/m --metadata {"x":{"y":[1]}}',
     "--tasks a --model_args pretrained=/m --system_instruction Answer. --include_path /t",
 ]  # fmt: skip
 
@@ -161,6 +169,8 @@ def test_a_command_line_means_to_evalspan_what_it_means_to_lm_eval(line):
         "num_fewshot": theirs["num_fewshot"],
         "batch_size": theirs.get("batch_size"),
         "gen_kwargs": theirs["gen_kwargs"],
+        "samples": theirs["samples"],
+        "metadata": theirs["metadata"],
         "include_path": [theirs["include_path"]] if theirs["include_path"] else None,
         "apply_chat_template": theirs.get("apply_chat_template"),
         "system_instruction": theirs["system_instruction"],
@@ -170,6 +180,25 @@ def test_a_command_line_means_to_evalspan_what_it_means_to_lm_eval(line):
     expected = {key: value for key, value in expected.items() if value is not None}
     assert read(*words) == expected
     assert read(*(w.replace("_", "-") if w.startswith("--") else w for w in words)) == expected
+
+
+def test_samples_are_a_json_object_or_a_file_of_it_and_stand_in_order_for_all_documents(tmp_path):
+    """lm_eval asks in the data set's order, whatever the list's. Beside a limit, or as anything else, they are refused."""
+    file = tmp_path / "samples.json"
+    file.write_text('{"a": [5, 0, 5]}')
+    for typed in (f"--samples={file}", "-E", f"--samples={file.read_text()}"):
+        words = [typed, str(file)] if typed == "-E" else [typed]
+        assert suite_of(read("M", "--tasks", "a", *words)).tasks[0].samples == {"a": (0, 5)}
+    for wrong, why in {
+        "[1]": "is no JSON object",
+        "{a: 1}": "is no JSON object",
+        '{"a": []}': "--samples",
+        '{"a": [-1]}': "--samples",
+    }.items():
+        with pytest.raises(OperatorError, match=why):
+            suite_of(read("M", "--tasks", "a", "--samples", wrong))
+    with pytest.raises(OperatorError, match="--samples: samples name the documents: omit limit"):
+        suite_of(read("M", "--tasks", "a", "--samples", str(file), "--limit", "2"))
 
 
 VALUED = {"--limit", "--suite", "-s"}

@@ -24,6 +24,8 @@ CASES = {
     "chat template, likelihoods": Case(task="toy_letters", entry={"limit": 0.5},
         suite={"apply_chat_template": True, "seed": 42}),
     "generation settings": Case(task="toy_sums", entry={"gen_kwargs": {"max_gen_toks": 5}, "limit": 12}),
+    "documents by number": Case(task="toy_sums", entry={"samples": {"toy_sums": [2, 4, 9]}}),
+    "metadata of the command": Case(task="toy_choice", entry={"limit": 4, "metadata": {"seen": [1]}}),
     "without logits cache": Case(task="toy_letters", model_args={"logits_cache": False}),
     "begin token, short context": Case(task="toy_pages", entry={"limit": 6},
         model_args={"add_bos_token": True, "max_length": 96}),

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 from cli.terminal import Terminal
 from dev_cluster.testing import wait_until
 from support import sites
-from support.toys import suite_text
+from support.completions_server import completions_server
+from support.toys import cluster_tasks, suite_text
 from support.trials import on_a_small_gpu
 
 pytestmark = pytest.mark.model
@@ -154,6 +156,24 @@ def test_status_says_why_slurm_keeps_jobs_pending(slurm_site):
         cluster.run_as_user(["scancel", "--user", cluster.user])
         running.send_signal(signal.SIGINT)
         running.communicate(timeout=120)
+
+
+@pytest.mark.slurm
+def test_a_cpu_job_evaluates_what_a_server_serves(slurm_site, toy_model, expected):
+    """With --cluster local inside it, as docs/evaluating/endpoint.md says: no other job is submitted, and no GPU is held."""
+    cluster, out = slurm_site.cluster, slurm_site.folder / "out.json"
+    tasks = ["--tasks", "toy_choice", "--include_path", str(cluster_tasks(cluster)), "--batch_size", "8"]
+    with completions_server(toy_model) as (address, _):
+        served = ["--cluster", "local", "--model", "local-completions", "--model_args"]
+        served += [f"base_url={address},model=tiny", "--work-dir", str(slurm_site.work), "--json"]
+        line = [str(cluster.python), "-m", "coordinator", "eval", str(slurm_site.model), *tasks, *served]
+        batch = ["sbatch", "--wait", "--partition=cpu", "--mem=4000", f"--output={out}", f"--error={out}.err"]
+        done = slurm_site.run(cluster.user_argv([*batch, "--wrap", shlex.join(line)]), timeout=400)
+    assert done.returncode == 0, Path(f"{out}.err").read_text() + slurm_site.logs()
+    found = json.loads(out.read_text())["results"]["toy_choice"]
+    assert found["acc,none"] == expected["toy_choice"]["acc,none"]
+    jobs = cluster.run_as_user(["squeue", "--noheader", "--states=all", "--format=%j"], check=True).stdout
+    assert f"es-{slurm_site.root().name.rpartition('-')[2]}" not in jobs
 
 
 def test_watch_stays_up_with_the_last_scores_and_ends_in_a_pipe(site):

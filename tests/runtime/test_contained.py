@@ -35,7 +35,7 @@ from coordinator.site.config.schema import ClusterConfig, Config
 
 GOOD, BAD = "ckpt-good-00000001", "ckpt-bad-00000002"
 NO_EVENT = b'{"kind": "of-another-version"}\n'
-FIELDS = "71f31046"
+FIELDS = "a17b2062"
 
 
 def named(name):

@@ -40,9 +40,7 @@ UNSUPPORTED_FLAGS = {
     "--check-integrity": "`evalspan validate --suite FILE` checks tasks",
     "--hf-hub-log-args": "`evalspan export ID --to lm-eval --out FOLDER` writes files to upload",
     "--max-batch-size": "say --batch-size N, or auto",
-    "--metadata": "write it into the task's YAML",
     "--predict-only": "omit it; responses and samples are always kept",
-    "--samples": "use --limit N, or choose the documents in the task's YAML",
     "--trackio-args": "set a tracker in [trackers] of evalspan.toml",
     "--trust-remote-code": "say --model-args trust_remote_code=True",
     "--use-cache": "responses are always kept and reused",
@@ -65,7 +63,7 @@ ENGINES = {
     "local-completions": "local-completions",
 }
 LIST_FLAG = "--tasks"  # takes several words
-PAIR_FLAGS = ("--model-args", "--gen-kwargs")  # take several words KEY=VALUE
+PAIR_FLAGS = ("--model-args", "--gen-kwargs", "--metadata")  # take several words KEY=VALUE
 OPTIONAL_VALUE_FLAGS = ("--apply-chat-template", "--fewshot-as-multiturn")  # take one word or none
 TEXT_ARGUMENTS = ("revision",)  # a commit's hash may look like a number
 PAIR = re.compile(r"[A-Za-z_]\w*=.*|\{.*", re.DOTALL)
@@ -299,6 +297,16 @@ def _value(text: str) -> Any:
             return ast.literal_eval(text)
         except (ValueError, SyntaxError):
             return text
+
+
+def samples_of(text: str | None) -> dict[str, Any] | None:
+    """Return lm_eval's `--samples`: a JSON object, or a file of one. Raise OperatorError."""
+    if text is None:
+        return None
+    try:
+        return dict(json.loads(text if "{" in text else Path(text).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise OperatorError(f"--samples: {text!r} is no JSON object, and no file of one ({error})") from error
 
 
 def seed_of(text: str | None) -> int | None:

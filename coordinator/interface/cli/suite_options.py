@@ -31,6 +31,10 @@ class SuiteCommand(TableCommand):
     gen_kwargs: list[str] | None = option(
         "Generation settings of each task.", metavar="KEY=VALUE,…", **LM_EVAL
     )
+    samples: str | None = option(
+        "Documents, from 0: a JSON object or a file of it.", metavar='{"TASK":[0,…]}', **LM_EVAL
+    )
+    metadata: list[str] | None = option("Added to each task's metadata.", metavar="KEY=VALUE,…", **LM_EVAL)
     include_path: list[str] | None = option("Folder of task YAMLs.", **LM_EVAL)
     apply_chat_template: str | None = option(
         "Render prompts with the tokenizer's chat template.", metavar="[NAME]", **LM_EVAL
@@ -51,6 +55,8 @@ class SuiteCommand(TableCommand):
         multiturn = self.fewshot_as_multiturn
         read: Any = {key: getattr(self, key) for key in SuiteSettings.__annotations__} | {
             "gen_kwargs": lm_eval_flags.parse_pairs(self.gen_kwargs or (), "--gen-kwargs") or None,
+            "samples": lm_eval_flags.samples_of(self.samples),
+            "metadata": lm_eval_flags.parse_pairs(self.metadata or (), "--metadata") or None,
             "include_path": self.include_path or (),
             "apply_chat_template": lm_eval_flags.flag_of(self.apply_chat_template),
             "fewshot_as_multiturn": None if multiturn is None else multiturn.lower() in lm_eval_flags.TRUE,

@@ -91,6 +91,7 @@ def lm_eval_run(model_dir, case, batch_size, threads=1):
             device="cpu",
             num_fewshot=case.entry.get("num_fewshot"),
             limit=case.entry.get("limit"),
+            samples=case.entry.get("samples"),
             gen_kwargs=case.entry.get("gen_kwargs"),
             bootstrap_iters=case.bootstrap,
             system_instruction=case.suite.get("system_instruction"),
@@ -102,7 +103,9 @@ def lm_eval_run(model_dir, case, batch_size, threads=1):
             fewshot_random_seed=seeds[3],
             confirm_run_unsafe_code=True,
             task_manager=TaskManager(
-                include_path=case.include_path, include_defaults=False, metadata=model_args
+                include_path=case.include_path,
+                include_defaults=False,
+                metadata=model_args | case.entry.get("metadata", {}),
             ),
             log_samples=True,
         )
