@@ -14,11 +14,12 @@ from typer.testing import CliRunner
 
 from coordinator.errors import OperatorError
 from coordinator.interface.cli import app
+from coordinator.interface.cli.diagnose import VOTES
 from coordinator.results.report.load_series import read_document
 from coordinator.runtime.summary import failed_job
 from coordinator.site.cluster.past_jobs import look_up
 from coordinator.site.diagnosis.diagnose import CERTAIN_STATES
-from coordinator.site.diagnosis.rules import MOST_TOKENS, Proposal, accept_table, reduce_log
+from coordinator.site.diagnosis.rules import _TOKEN, MOST_TOKENS, Proposal, accept_table
 from evaljobs.contract.outcomes import Failed
 
 FIELDS = ["reason", "owner", "recoverable", "line", "line_number", "advice"]
@@ -120,12 +121,29 @@ def test_a_rule_that_a_person_accepted_counts_before_those_of_the_package(
             said(log, "--work-dir", tmp_path)
 
 
-def test_a_reduced_log_is_bounded() -> None:
-    lines = reduce_log(
-        [f"fatal: part {n} of the lattice failed" for n in range(40)], ["word " * 99] * 400, {}
-    )
-    assert 40 < len(lines) < 80
-    assert sum(map(len, lines)) <= 5 * MOST_TOKENS
+def test_a_question_holds_4000_tokens_without_secrets_and_is_asked_of_unknown_failures_alone(
+    tmp_path: Path,
+) -> None:
+    """Of any log; counted as if no token had more than four letters. The answer names the model that said it."""
+    log, config = tmp_path / "a.log", tmp_path / "evalspan.toml"
+    secret = "hf_" + "abcdefgh" * 4
+    noise = "".join(f"fatal: part {n} of the lattice failed {'word ' * 40}\n" for n in range(400))
+    log.write_text(f"{noise}API_TOKEN={secret}\nfatal: login with {secret} failed\n{FROBS}\n")
+    with serving() as endpoint:
+        endpoint.handle = lambda request: request.answer(json.dumps(GOOD))
+        config.write_text(f'[judge]\nurl = "{endpoint.url}"\nmodel = "m"\n')
+        found = said(log, "--ask", "--json", "--config", config)
+        assert (found["reason"], found["said_by"]) == (GOOD["reason"], "m")
+        assert len(endpoint.users()) == VOTES
+        for text in endpoint.users():
+            sent = text.partition("Lines of the log:\n")[2].rpartition("\n\nReasons: ")[0]
+            assert FROBS in sent
+            assert len(_TOKEN.findall(sent)) <= MOST_TOKENS
+            assert secret not in text
+        for known in ("KeyError: 'a'\n", "step 1 loss 2.0\nTraining completed.\n"):
+            log.write_text(known)
+            assert "said_by" not in said(log, "--ask", "--json", "--config", config)
+        assert len(endpoint.users()) == VOTES
 
 
 # --- a model's proposal ------------------------------------------------------------------------------------------------

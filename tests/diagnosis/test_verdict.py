@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from coordinator.site.diagnosis.diagnose import diagnose, diagnose_text
 from coordinator.site.diagnosis.log import _TELLS
@@ -69,12 +71,36 @@ def test_what_was_right_of_the_third_part_at_first_stays_on_record():
     assert (len(rows), len(rows) - reasons, len(rows) - owners) == (149, 109, 117)
 
 
-def test_an_error_of_a_user_is_never_charged_to_a_node():
-    rows = [row for row in LABELLED if row["owner"] == "user"]
-    assert len(rows) >= 50
-    assert {diagnose_text(row["text"].replace("\\n", "\n")).owner for row in rows}.isdisjoint(
-        {"node", "site", "network"}
-    )
+USERS = [row["text"].replace("\\n", "\n") for row in LABELLED if row["owner"] == "user"]
+# what peers, launchers and Slurm say of a rank that died, and of a node that only lost its job
+NOISE = {
+    "watchdogs": TIMEOUT.format(1, 9) + TIMEOUT.format(2, 9),
+    "lost peers": "[rank2]: torch.distributed.DistBackendError: NCCL error, unhandled cuda error\n"
+    "n2:71:90 [0] NCCL WARN Cuda failure 'driver shutting down'\nncclRemoteError: A call failed possibly due to a network error\n",
+    "the launcher": "srun: error: n1: task 3: Exited with exit code 1\nE0000 failed (exitcode: -6) local_rank: 3 (pid: 71)\n",
+    "Slurm": KILLED + "slurmstepd: error: container_p_join: open failed for /var/tmp/7/.ns: No such file or directory\n",
+    "an Xid of the program": "NVRM: Xid (PCI:0000:cb:00): 31, pid=12, name=python, Ch 00000008\nNVRM: Xid (PCI:0000:cb:00): 43, pid=12\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("noise", ["", *NOISE])
+def test_an_error_of_a_user_is_never_charged_to_a_node_or_gpu(noise):
+    """Whatever others say of it, before or behind."""
+    assert len(USERS) >= 50
+    said = NOISE.get(noise, "")
+    for text in USERS:
+        for log in {text, f"{said}{text}", f"{text}\n{said}"}:
+            assert diagnose_text(log).owner not in {"node", "gpu", "site"}, log
+
+
+@given(
+    st.sampled_from([ValueError, KeyError, RuntimeError, AssertionError, OSError, TypeError]),
+    st.text(st.characters(codec="ascii", categories=["L", "N", "P", "Zs"]), max_size=80),
+    st.sampled_from(["", "node n3: ", "rank 3 on gpu 5: ", "cannot use the GPU: ", "CUDA device 9: "]),
+)
+def test_what_a_program_raises_blames_no_node_and_no_gpu(kind, words, place):
+    """Words that name a node or a GPU are no evidence against it."""
+    assert diagnose_text(raised(f"{kind.__name__}: {place}{words}")).owner not in {"node", "gpu"}
 
 
 BEGAN = {

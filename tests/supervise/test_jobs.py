@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 
 import pytest
@@ -55,8 +56,8 @@ class Supervised:
             "work",
         )
         job = ("sbatch", "-p", "gpu", "--gpus=1", "--mem=200", "-o", "%j.log", "job.sh", *does)
-        words = [str(cluster.python), "-m", "coordinator", "supervise", *options, "--", *job]
-        self.argv = cluster.user_argv(words, cwd=self.folder)
+        self.words = [str(cluster.python), "-m", "coordinator", "supervise", *options, "--", *job]
+        self.argv = cluster.user_argv(self.words, cwd=self.folder)
         prologue = f"export PYTHONPATH={self.folder}/bad:$PYTHONPATH"
         settings = {"TRIAL_PROLOGUE": prologue, "TRIAL_DEVICE": "cpu", "CLUSTER_PARTITION": "gpu"}
         self.env = {**cluster.user_env, **{f"EVALSPAN_{k}": v for k, v in settings.items()}}
@@ -87,6 +88,40 @@ def test_a_bad_node_is_left_out_and_a_hang_ended(plain_cluster: Cluster) -> None
     said = made.said.read_text()
     assert "nodes: n1 is bad: wrong product" in said
     assert "restart 2 of 3: reason not known, no output and no heartbeat for" in said
+
+
+def test_a_bad_node_of_an_allocation_is_left_out(plain_cluster: Cluster) -> None:
+    """`supervise` within an sbatch script: steps of that job test its nodes, and the next `srun` runs on the good one."""
+    made = Supervised(plain_cluster, "allocation", LOST, "ends")
+    inner = shlex.join(
+        [*made.words[: made.words.index("sbatch")], "srun", "-N1", "-n1", "sh", "job.sh", LOST, "ends"]
+    )
+    script = f"#!/bin/sh\nexec {inner}\n"
+    place = made.folder / "outer.sh"
+    plain_cluster.run_as_user(["tee", str(place)], input=script, check=True)
+    options = [
+        "-p",
+        "gpu",
+        "-w",
+        "n1,n2",
+        "-N2",
+        "--ntasks-per-node=1",
+        "--gpus-per-node=1",
+        "--mem=1500",
+        "-o",
+        "outer.log",
+    ]
+    done = subprocess.run(
+        plain_cluster.user_argv(["sbatch", "--wait", *options, "outer.sh"], cwd=made.folder),
+        env=made.env, check=False, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    said = (made.folder / "outer.log").read_text()
+    assert done.returncode == 0, said + done.stderr
+    first = f"from= on n1 does {LOST}"
+    assert made.tries() == [first, f"from={made.folder}/runs/step-1 on n2 does ends"]
+    assert "n1 is bad: wrong product" in said
+    assert "attempt 2 from" in said
+    assert "without n1" in said
 
 
 def test_a_job_outlives_its_supervision_and_its_node(plain_cluster: Cluster) -> None:

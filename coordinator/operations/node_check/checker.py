@@ -75,16 +75,22 @@ class CheckReport(Record):
 
 
 def check_nodes(
-    config: Config, hosts: Sequence[str], *, wait_seconds: float, seed: int, alone: bool = False
+    config: Config,
+    hosts: Sequence[str],
+    *,
+    wait_seconds: float,
+    seed: int,
+    alone: bool = False,
+    cluster: Cluster | None = None,
 ) -> CheckReport:
     """Check these nodes (Slurm hostlists), or all idle nodes with GPUs of the trials' partition.
 
-    `wait_seconds`: how long a job may take to start and end; `alone`: each node on its own, on its free GPUs. Raise
-    OperatorError or RetryError.
+    `wait_seconds`: how long a job may take to start and end; `alone`: each node on its own, on its free GPUs; `cluster`:
+    None for that of the settings. Raise OperatorError or RetryError.
     """
-    if config.cluster.kind == "local":
+    if cluster is None and config.cluster.kind == "local":
         raise OperatorError("check-nodes tests the nodes of a Slurm cluster: use --cluster slurm")
-    cluster = wiring.cluster_of(config)
+    cluster = cluster or wiring.cluster_of(config)
     try:
         listed = cluster.nodes()
     except ClusterError as error:

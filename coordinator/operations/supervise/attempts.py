@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from coordinator.base.signals import SIGNAL_EXIT_BASE
 from coordinator.errors import OperatorError
 from coordinator.runtime.causes import FAILED_STATE, read_logs
 from coordinator.site.cluster import ClusterError, LimitError, local_guardian
+from coordinator.site.cluster.allocation import nodes_of_allocation
 from coordinator.site.cluster.past_jobs import PastJob, look_up
 from coordinator.site.cluster.slurm_cli import SlurmCli
 from coordinator.site.cluster.slurm_limits import remedy_of
@@ -34,6 +36,7 @@ END_PATIENCE_SECONDS = (
 MOST_KEPT = 128 << 20  # bytes of output kept for the diagnosis, twice
 ASK_SECONDS = 5.0  # between two queries to Slurm
 NOTHING_SAID = Diagnosis(reason=None, owner="none", recoverable=True, line="", line_number=None, advice="")
+_EXCLUDE = re.compile(r"(?:--exclude=|-x=?)(.*)|--exclude")
 OWN_SBATCH_OPTIONS = re.compile(r"--(?:array|wait|comment|requeue|test-only|parsable)(?:=.*)?|-[aW].*")
 
 
@@ -44,7 +47,7 @@ class Child:
     """
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
-        self.nodes = ""
+        self.nodes = nodes_of_allocation(env) if is_srun(argv) else ""
         self._bytes = 0
         self._kept: list[IO[bytes]] = []
         guardian = (sys.executable, "-I", "-S", local_guardian.__file__, str(END_PATIENCE_SECONDS))
@@ -189,21 +192,42 @@ def sbatch_words(argv: Sequence[str], token: str, exclude: Sequence[str]) -> lis
 
     Raise OperatorError for an option that supervision sets, or that makes more than one job.
     """
-    words, found = list(argv[1:]), list(exclude)
-    end = next(
-        (i for i, word in enumerate(words) if word.endswith(".sbatch") or Path(word).is_file()), len(words)
-    )
-    for index, word in enumerate(words[:end]):
-        if OWN_SBATCH_OPTIONS.fullmatch(word):
-            raise OperatorError(f"{word}: supervise sets it itself, or follows one job only: leave it out")
-        if exclude and (own := re.fullmatch(r"(?:--exclude=|-x=?)(.*)|--exclude", word)):
-            taken = own[1] or words[index + 1]
-            words[index], found = f"--exclude={','.join([*exclude, taken])}", []
-            if not own[1]:
-                del words[index + 1]
-            break
-    more = [f"--exclude={','.join(found)}"] if found else []
-    return [argv[0], "--parsable", "--no-requeue", f"--comment={token}", *more, *words]
+    end = _end_of_options(argv)
+    if own := next(filter(OWN_SBATCH_OPTIONS.fullmatch, argv[1:end]), None):
+        raise OperatorError(f"{own}: supervise sets it itself, or follows one job only: leave it out")
+    words = without_nodes(argv[:end], exclude)
+    return [words[0], "--parsable", "--no-requeue", f"--comment={token}", *words[1:], *argv[end:]]
+
+
+def _end_of_options(argv: Sequence[str]) -> int:
+    """Return the index of the script, or of the program that `srun` starts."""
+
+    def ends(word: str) -> bool:
+        return (
+            word.endswith(".sbatch")
+            or Path(word).is_file()
+            or (is_srun(argv) and shutil.which(word) is not None)
+        )
+
+    return next((i for i, word in enumerate(argv) if i and ends(word)), len(argv))
+
+
+def is_srun(argv: Sequence[str]) -> bool:
+    return Path(argv[0]).name == "srun"
+
+
+def without_nodes(argv: Sequence[str], exclude: Sequence[str]) -> list[str]:
+    """Return the user's `sbatch` or `srun` without these nodes, and without those of its own --exclude; other commands as they are."""
+    if not exclude or not (is_srun(argv) or Path(argv[0]).name == "sbatch"):
+        return list(argv)
+    options = argv[: _end_of_options(argv)]
+    own = next(((i, found) for i, word in enumerate(options) if (found := _EXCLUDE.fullmatch(word))), None)
+    if own is None:
+        return [argv[0], f"--exclude={','.join(exclude)}", *argv[1:]]
+    index, found = own
+    after = index + (1 if found[1] else 2)
+    taken = found[1] or argv[index + 1]
+    return [*argv[:index], f"--exclude={','.join([*exclude, taken])}", *argv[after:]]
 
 
 def _diagnosed(logs: Mapping[str, Iterator[bytes]], state: str, code: str) -> Diagnosis:

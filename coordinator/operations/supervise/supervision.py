@@ -25,12 +25,13 @@ from coordinator.errors import EvalspanError, OperatorError
 from coordinator.intake.checkpoint import step_of
 from coordinator.operations.monitor import notify
 from coordinator.operations.node_check.checker import check_nodes
-from coordinator.operations.supervise.attempts import Attempt, BatchJob, Child, sbatch_words
+from coordinator.operations.supervise.attempts import Attempt, BatchJob, Child, sbatch_words, without_nodes
 from coordinator.operations.supervise.checkpoints import newest_complete
 from coordinator.operations.supervise.decisions import End, Losses, decide_restart, is_unknown, restart_pause
 from coordinator.runtime import wiring
 from coordinator.runtime.causes import accept_rules
 from coordinator.site.cluster import ClusterError
+from coordinator.site.cluster.allocation import Allocation
 from coordinator.site.cluster.job_environment import client_environment
 from coordinator.site.cluster.slurm_cli import SlurmCli
 from coordinator.site.config.schema import Config
@@ -147,9 +148,10 @@ class Supervision:
             "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1"),
         }
         origin = f"from {self._newest}" if self._newest else "from the beginning"
+        without = f", without {','.join(self._excluded)}" if self._excluded else ""
         if not self._batch:
-            self.say(f"attempt {number} {origin}")
-            return Child(self.argv, os.environ | ours)
+            self.say(f"attempt {number} {origin}{without}")
+            return Child(without_nodes(self.argv, self._excluded), os.environ | ours)
         token = f"evalspan-supervise-{hashlib.sha256(str(self._training).encode()).hexdigest()[:12]}"
         env = client_environment(os.environ, ours)
         slurm = SlurmCli(replace(wiring.slurm_options(self.config), token=token))
@@ -162,7 +164,6 @@ class Supervision:
             except ClusterError as error:
                 self._again("Slurm does not answer", error)
             else:
-                without = f", without {','.join(self._excluded)}" if self._excluded else ""
                 self.say(f"attempt {number} {origin}{without}: job {job.job_id}")
                 return job
 
@@ -237,7 +238,8 @@ class Supervision:
         """Test these nodes, and exclude bad ones from now on. Nodes that cannot be tested are used again."""
         noting = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
-            made = check_nodes(self.config, [nodes], wait_seconds=CHECK_SECONDS, seed=0)
+            inside = None if self._batch else Allocation(os.environ)
+            made = check_nodes(self.config, [nodes], wait_seconds=CHECK_SECONDS, seed=0, cluster=inside)
         except EvalspanError as error:
             self.say(f"{nodes} could not be checked, and may be used again: {error}")
             return

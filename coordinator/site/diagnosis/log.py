@@ -77,7 +77,7 @@ _COUNTED = re.compile(
 _SOFT = re.compile(
     r"(?i)\bwarn(?:ing)?\b(?<!nccl warn)(?! +\w+ +\d+[smhd]\b)|\w+warning:|\bretry(?:ing)?\b|\bignor(?:ed|ing)\b|\bskipp(?:ed|ing)\b"
     r"|falling back|resuming|resolved after|NCCL INFO \S+/Plugin|NET/OFI .*initialization failed|^W \S+:\d+\]|will (?:try|be)|thrown while requesting"
-    r"|failed call to cuinit|could not find cuda drivers|^HTTP Request: |^wandb: |wandb-production|api\.wandb\.ai|^dropped chunk"
+    r"|failed call to cuinit|could not (?:find cuda drivers|load dynamic library)|^HTTP Request: |^wandb: |wandb-production|api\.wandb\.ai|^dropped chunk"
 )
 # lines that say that it ends, as a warning, too
 _FIRM = re.compile(r"(?i)preempted|terminated|KeyboardInterrupt")
