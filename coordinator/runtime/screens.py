@@ -34,7 +34,6 @@ from evaljobs.contract.columns import DENSE, unpack_columns
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import Blocks, TaskEntry
 
-
 # --- the reference ---------------------------------------------------------------------------------------------------
 
 
