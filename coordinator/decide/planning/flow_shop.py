@@ -24,7 +24,7 @@ from coordinator.decide.planning.model import (
     running_sums,
     seconds_of,
 )
-from coordinator.decide.planning.shard_sizes import OVERHEAD_SHARE, Span, shards_of
+from coordinator.decide.planning.shard_sizes import LAST_OVERHEAD_SHARE, Span, shards_of
 
 LEVELLING_PASSES = 3  # of levelling, over all sets
 MAX_LEVELLED_SETS = 32
@@ -114,7 +114,7 @@ class Shop:
             {index: self.sums(index) for index in chains},
             dealt.lane_ends,
             [lane.speed for lane in self.lanes],
-            self.overhead / OVERHEAD_SHARE,
+            self.overhead / LAST_OVERHEAD_SHARE,
         )
         cuts = list(dealt.cuts)
         for index, stops in moved.items():

@@ -15,6 +15,7 @@ from math import ceil, exp, inf
 from coordinator.decide.planning.flow_shop import LaneAssignment, Shop, finished_plan, open_shop
 from coordinator.decide.planning.model import Plan, Problem
 from coordinator.decide.planning.shard_sizes import (
+    LAST_OVERHEAD_SHARE,
     OVERHEAD_SHARE,
     Sizes,
     Span,
@@ -182,8 +183,9 @@ def _sizes(shop: Shop, shares: float, longest: float) -> Sizes:
     # a lane has shares x (1 + ln(lane / (shares x shortest))) guided shards: solved for the shortest
     room = MAX_SHARDS / len(shop.lanes) / shares - 1 if shares else inf
     finest = shares * exp(room) if room < 50 else MAX_SHARDS_A_LANE
-    shortest = max(shop.overhead / OVERHEAD_SHARE, lane / min(MAX_SHARDS_A_LANE, finest))
-    return Sizes(width=shop.width, shortest=shortest, longest=max(shortest, lane / longest), shares=shares)
+    shortest = max(shop.overhead / LAST_OVERHEAD_SHARE, lane / min(MAX_SHARDS_A_LANE, finest))
+    longest_seconds = max(shop.overhead / OVERHEAD_SHARE, shortest, lane / longest)
+    return Sizes(width=shop.width, shortest=shortest, longest=longest_seconds, shares=shares)
 
 
 def _aims(shop: Shop, index: int, sizes: Sizes, ahead: float | None) -> tuple[float, float]:

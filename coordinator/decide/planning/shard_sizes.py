@@ -1,7 +1,7 @@
 """Cuts of request sets into shards: whole batches, in guided sizes that shrink towards the end of the run.
 
-Rule: a shard is a share of the remaining work (guided self-scheduling). Its fixed overhead is at most 5 % of it, and it is
-short enough that one wrong prediction does not delay the end of the run.
+Rule: a shard is a share of the remaining work (guided self-scheduling). Its fixed overhead is at most 5 % of it, at most 20 %
+at the end of the run, and it is short enough that one wrong prediction does not delay that end.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from coordinator.decide.planning.model import WorkSet
 
 OVERHEAD_SHARE = 0.05
-"""A shard's fixed overhead is at most this share of its seconds, unless the whole set is shorter."""
+"""A shard's fixed overhead is at most this share of its seconds, unless the whole set or the work left is shorter."""
+LAST_OVERHEAD_SHARE = 0.2
+"""The same for the last shards of a run, whose length decides how long GPUs idle at its end."""
 GROWTH = 1.4
 """Growth from shard to shard of a long tail: the CPU stage starts early and never idles."""
 
