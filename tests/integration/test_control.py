@@ -81,11 +81,11 @@ def test_a_pause_gives_the_nodes_back_and_a_resumption_ends_with_the_scores_of_l
 
 
 def first_use_of_a_node(site, name):
-    """When the first job on a node with GPUs was submitted, as its journal says; none yet: 0."""
+    """When the first job on a node with GPUs was intended, as its journal says; none yet: 0."""
     times = [
         event["at"]
         for event in site.events(site.work / name)
-        if event["kind"] == "job-submitted" and event["job"]["purpose"] in ("stage", "trial", "host")
+        if event["kind"] == "job-intended" and event["job"]["purpose"] in ("stage", "trial", "host")
     ]
     return min(times, default=0)
 

@@ -48,8 +48,9 @@ def finish(site, process):
 
 
 def modes(work, *beside):
-    """The modes of all folders, and of all files, in a work folder but for the folders `beside`."""
+    """The modes of all folders, and of all files but locks, in a work folder but for the folders `beside`."""
     found = [work, *(p for p in work.rglob("*") if p.relative_to(work).parts[0] not in beside)]
+    found = [p for p in found if p.suffix != ".lock"]
     wrong = {(stat.filemode(p.stat().st_mode)): str(p) for p in found if not p.is_symlink()}
     return {f"{mode} {wrong[mode]}" if mode[5] == "w" or mode[-3:] != "---" else mode for mode in wrong}
 
