@@ -70,7 +70,7 @@ def test_a_pause_gives_the_nodes_back_and_a_resumption_ends_with_the_scores_of_l
     wait_until((slurm_site.folder / "paused").exists, "a trial in mid-inference", 240)
     typed(slurm_site, "pause", name, "--reason", "a deadline")
     wait_until(lambda: on_gpus(slurm_site.cluster) == [], "no job is left on nodes with GPUs", 120)
-    assert status(slurm_site, name)["stage"] == "paused"
+    wait_until(lambda: status(slurm_site, name)["stage"] == "paused", "its status says so")
     daemon()
     assert "a deadline" in typed(slurm_site, "status", name)
     assert on_gpus(slurm_site.cluster) == []

@@ -283,11 +283,11 @@ def test_a_metric_that_ignores_signals_is_ended_from_outside_and_the_job_goes_on
 
 @contextmanager
 def renewed(lease):
-    """A coordinator that lives, whatever else it waits for."""
+    """A coordinator that lives, whatever else it waits for. It renews more slowly than a busy worker asks Redis."""
     ended = threading.Event()
 
     def renew():
-        while not ended.wait(0.1):
+        while not ended.wait(0.5):
             os.utime(lease)
 
     coordinator = threading.Thread(target=renew)
