@@ -63,12 +63,8 @@ def check_suite(
 
     `prepare`: options of `evalspan prepare`; `checkpoint`: its folder, if one is named; `asks`: whether a model is to answer.
     """
-    from coordinator.intake.validate import (
-        NO_LIKELIHOODS,
-        check_tasks,
-        gives_likelihoods,
-        settings_passed_over,
-    )
+    from coordinator.intake.endpoint import NO_LIKELIHOODS, gives_likelihoods
+    from coordinator.intake.validate import check_tasks, settings_passed_over
     from coordinator.operations.doctor.shared_storage import check_shared
 
     without = ""

@@ -16,7 +16,7 @@ from evaljobs.contract.specs import CheckpointSpec, SuiteSpec
 from evaljobs.contract.storage import find_record
 
 Cadences = Callable[[Path, SuiteSpec, CheckpointSpec], Mapping[str, int]]
-"""Returns, for tasks of a suite, at each how many checkpoints of a training its scores so far make them worth asking."""
+"""Returns the cadence of tasks of a suite: at every k-th checkpoint of a training, by their scores so far."""
 
 
 def not_asked(
@@ -24,7 +24,7 @@ def not_asked(
 ) -> tuple[str, ...]:
     """Return the tasks whose turn it is not at this checkpoint. Reads the records of the training's evaluations.
 
-    `cadences`: of tasks with `every = "auto"`, which are asked at each checkpoint without it.
+    `cadences`: computes those of tasks with `every = "auto"`; None: such tasks are asked at each checkpoint.
     """
     every = {task.name: task.every for task in suite.tasks if task.every != 1}
     if not every or checkpoint.step in suite.all_at:

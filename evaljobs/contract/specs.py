@@ -75,12 +75,12 @@ class TaskEntry(Record):
     cluster: str | None = None
     # the suite's own group: its tasks are listed together, and results have their mean
     group: Name | None = None
-    # asked at the first of so many checkpoints of a training, and at the final one; "auto": by its signal for its price
+    # asked at the first of every so many checkpoints of a training, and at the final one; "auto": by its signal for its price
     every: Positive | Literal["auto"] = 1
 
     @model_serializer(mode="wrap")
     def _without_unset(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit what earlier versions did not have, so that ids and request sets of theirs stay valid."""
+        """Omit keys that earlier versions lacked, so that their ids and request sets stay valid."""
         found: dict[str, Any] = dump(self)
         unset = {key for key in ("samples", "metadata") if getattr(self, key) is None}
         return {key: value for key, value in found.items() if key not in unset}

@@ -254,9 +254,10 @@ class Trial:
                 return "drained"  # a shard that returns later gets a trial of its own
             unfilled_since = unfilled_since or time.monotonic()
             waited = time.monotonic() - unfilled_since
-            if claim.kind == "held" and waited > load_seconds:
-                return "drained"
-            if waited > FILL_PATIENCE_SECONDS:
+            if claim.kind == "held":
+                if waited > load_seconds:
+                    return "drained"
+            elif waited > FILL_PATIENCE_SECONDS:
                 return "queue-lost"
             self._pause(POLL_SECONDS)
 

@@ -166,10 +166,8 @@ def is_snapshot(source: str) -> bool:
     return _SNAPSHOT.search(source) is not None
 
 
-CADENCE: Any = {
-    "tasks": {"__all__": {"every"}},
-    "all_at": True,
-}  # of a suite: it decides what is asked, and no answer
+# keys of a suite that decide when its tasks are asked, and change no answer
+CADENCE: Any = {"tasks": {"__all__": {"every"}}, "all_at": True}
 
 
 def evaluation_id(
@@ -188,9 +186,8 @@ def evaluation_id(
         suite.model_dump(mode="json", exclude=CADENCE if suite.screen else {**CADENCE, "screen": True}),
         model.model_dump(mode="json"),
     ]
-    if any(
-        task.every != 1 for task in suite.tasks
-    ):  # not how rarely: a training keeps its ids where that is edited
+    # without the number, so that a training keeps its ids if it is edited
+    if any(task.every != 1 for task in suite.tasks):
         what.append("every")
     if judge is not None:
         what.append([judge.url, judge.model, judge.temperature, judge.max_tokens])

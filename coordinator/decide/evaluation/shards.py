@@ -237,6 +237,7 @@ def shards_dealt(state: State, event: ShardsDealt) -> list[Action]:
             shard.held = False
             state.shards.held -= 1
             state.shards.todo += 1
+    # once nothing is held, a new fill tells trials to wait no longer
     return requeue_shards(state, event.lanes) if state.shards.held or not held else [_fill(state)]
 
 

@@ -31,7 +31,8 @@ WORST_FLIPS = (
 # expected share of documents whose answer differs between neighbouring checkpoints: it sharpens a screen, and proves nothing
 EXPECTED_FLIPS = 0.1
 MIN_DOCUMENTS = 30  # documents asked, below which there is no verdict but of the whole set
-UNSEEN_DOCUMENTS = 2.0  # documents that differ by `span`, added to those asked and to those left: rare flips are not told to be none
+# documents that differ by `span`, added to those asked and to those left, so that rare flips do not count as none
+UNSEEN_DOCUMENTS = 2.0
 OVERSHOOT = 0.5826  # standard deviations of a step by which a sum of steps crosses a line, on average
 
 

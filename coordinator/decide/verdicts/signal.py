@@ -65,7 +65,7 @@ def signal_of(trainings: Sequence[Sequence[float]]) -> Signal | None:
 
 
 def asking_cadences(tasks: Mapping[str, tuple[Signal | None, float]]) -> dict[str, int]:
-    """Return at each how many checkpoints to ask a task: 1 is each, k each k-th one, at most MAX_INTERVAL.
+    """Return the cadence of each task: 1 asks it at each checkpoint, k at each k-th one; at most MAX_INTERVAL.
 
     `tasks`: with the GPU seconds of asking it. All together take ASKED_SHARE of the seconds of asking each at each checkpoint, which are
     divided as Neyman's allocation has it: a task is asked as often as its ratio over the root of its seconds. A task whose signal

@@ -1,6 +1,6 @@
-"""The nodes of the Slurm job that this process runs in, tested by steps of that job. Called by `check-nodes` of `supervise`.
+"""The nodes of the Slurm job that this process runs in, tested by steps of that job. `supervise` checks nodes with it.
 
-Rule: a step shares the job's nodes with its other steps and asks for no more than the job has. No step outlives `cancel`.
+Rule: a step shares the job's nodes with its other steps and asks for no more than the job has; `cancel` ends it through its srun.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Allocation:
             "srun",
             f"--jobid={self._job_id}",
             "--overlap",
-            "--mem=0",  # what the job has: the training's step is gone
+            "--mem=0",  # all of the job's: the training's step has ended
             "--kill-on-bad-exit=0",
             f"--nodes={len(nodes_of(job))}",
             f"--nodelist={','.join(nodes_of(job))}",

@@ -182,9 +182,8 @@ def _conclude(message: bytes | None, token: bytes, status: int) -> tuple[str, st
         return "pass", ""
     if message:
         kind = "memory" if message.startswith(execute.MEMORY) else "fail"
-        return kind, message[1:].decode(errors="replace")[
-            : execute.MOST_REASON
-        ]  # it may be written by the program
+        text = message[1:].decode(errors="replace")
+        return kind, text[: execute.MOST_REASON]  # the program may have written it
     if os.WIFSIGNALED(status):
         return "crash", f"killed by signal {os.WTERMSIG(status)}"
     return "crash", f"the program ended its process (status {os.WEXITSTATUS(status)})"

@@ -2,7 +2,7 @@
 
 Rule: the checkpoint's folder gives the tokenizer and the context length, and prompts go as token ids, so the server sees the
 tokens that `hf` would see. Likelihoods are sums of the prompt's log-probabilities, which the server must give
-(`coordinator.intake.validate` asks before anything is submitted). Called from `loading`.
+(`coordinator.intake.endpoint` asks before anything is submitted). Called from `loading`.
 """
 
 from __future__ import annotations
