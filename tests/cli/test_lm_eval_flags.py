@@ -190,9 +190,9 @@ def test_samples_are_a_json_object_or_a_file_of_it_and_stand_in_order_for_all_do
         words = [typed, str(file)] if typed == "-E" else [typed]
         assert suite_of(read("M", "--tasks", "a", *words)).tasks[0].samples == {"a": (0, 5)}
     for wrong, why in {
-        "[1]": "is no JSON object",
-        "{a: 1}": "is no JSON object",
-        '{"a": []}': "--samples",
+        "[1]": "neither a JSON object",
+        "{a: 1}": "neither a JSON object",
+        '{"a": []}': r"samples of \[\[task\]\] 1 should be a list of at least 1 item",
         '{"a": [-1]}': "--samples",
     }.items():
         with pytest.raises(OperatorError, match=why):

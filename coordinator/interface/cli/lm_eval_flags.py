@@ -306,7 +306,9 @@ def samples_of(text: str | None) -> dict[str, Any] | None:
     try:
         return dict(json.loads(text if "{" in text else Path(text).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
-        raise OperatorError(f"--samples: {text!r} is no JSON object, and no file of one ({error})") from error
+        raise OperatorError(
+            f'--samples: {text!r} is neither a JSON object such as {{"TASK": [0, 1]}} nor a file of one ({error})'
+        ) from error
 
 
 def seed_of(text: str | None) -> int | None:

@@ -186,17 +186,24 @@ def _is_list(data: Any) -> bool:
 
 
 def table_header(location: Location) -> str:
-    """Return a table's header as written: "[trial]", "[[task]] 2" (from 1), or "the file"."""
+    """Return a table's header as written: "[trial]", "[[task]] 2" (from 1), "samples of [[task]] 2", or "the file"."""
     if not location:
         return "the file"
-    if isinstance(location[-1], int):
-        return f"[[{'.'.join(str(p) for p in location[:-1])}]] {location[-1] + 1}"
-    return f"[{'.'.join(str(p) for p in location)}]"
+    array = next((end for end in range(len(location), 0, -1) if isinstance(location[end - 1], int)), 0)
+    if not array:
+        return f"[{'.'.join(str(p) for p in location)}]"
+    header = f"[[{'.'.join(str(p) for p in location[: array - 1])}]] {int(location[array - 1]) + 1}"
+    return f"{'.'.join(str(p) for p in location[array:])} of {header}" if location[array:] else header
+
+
+_SIZE = re.compile(r"(String|List|Tuple) should have (at (?:least|most) \d+ (?:item|character)s?)")
 
 
 def _wanted(fault: Any) -> str:
     text: str = fault["msg"]
     text = text.removeprefix("Input should be ").removeprefix("Value error, ")
+    if size := _SIZE.match(text):
+        return f"{'a text' if size[1] == 'String' else 'a list'} of {size[2]}"
     return {"an object": "a table", "a valid array": "a list", "a valid tuple": "a list"}.get(text, text)
 
 
