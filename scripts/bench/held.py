@@ -14,9 +14,9 @@ exit             from a trial's outcome until the cluster saw its end
 between          from a trial's exit until the same slot's next trial starts
 idle_tail        from a slot's last exit until the last trial's exit
 
-The fewest possible are the tokens that were computed at the model's rate, which a first evaluation of few documents measures
-on as many slots as there are cores; on a CPU with fewer cores than slots, each slot has a share. That evaluation also leaves
-the predictions and the list of libraries that precursors read ahead. `of_suite`: the same costs at a suite whose inference
+The fewest possible are the tokens that were computed at the model's rate: the best of these runs, and of a first evaluation
+of few documents on as many slots as there are cores; on a CPU with fewer cores than slots, each slot has a share. That
+evaluation also leaves the predictions and the list of libraries that precursors read ahead. `of_suite`: the same costs at a suite whose inference
 takes --suite-seconds, since only inference grows with the suite. On a busy machine these seconds say little;
 `import_cpu_seconds` are those of one trial's imports on a core of its own.
 
@@ -182,8 +182,8 @@ def _another(model: Path, place: Path) -> Path:
 # --- seconds ---------------------------------------------------------------------------------------------------------
 
 
-def measured(folders: Sequence[Path], slots: int, rate: float) -> dict[str, Any]:
-    """Slot-seconds by cause of a daemon's evaluations, and the fewest possible. `rate`: tokens a second of one slot."""
+def measured(folders: Sequence[Path], slots: int) -> dict[str, Any]:
+    """Slot-seconds by cause of a daemon's evaluations, and the tokens that they computed."""
     reports = [json.loads((folder / "report.json").read_text()) for folder in folders]
     if bad := [report for report in reports if report["status"] != "done"]:
         raise RunError(f"an evaluation is {bad[0]['status']}: {bad[0]['warnings']}")
@@ -198,10 +198,9 @@ def measured(folders: Sequence[Path], slots: int, rate: float) -> dict[str, Any]
     seconds["idle_tail"] = sum(end - at for at in ends[-slots:])
     total = slots * (end - begin)
     seconds["between"] = total - sum(seconds.values())
-    fewest = sum(map(tokens_of, reports)) / rate
     ahead = ("environment_bytes", "environment_seconds")
     read = {key: sum(report[key] for report in reports) for key in ahead}
-    known = {"trials": len(trials), "fewest": fewest, "over_fewest": total / fewest}
+    known = {"trials": len(trials), "tokens": sum(map(tokens_of, reports))}
     return {"seconds": seconds, "total": total, **known, **read}
 
 
@@ -270,17 +269,21 @@ def measure(options: Options) -> tuple[dict[str, Any], bool]:
         few = {"slots": own, "documents": options.first_documents, "checkpoints": 1}
         [first] = evaluate(Options(**given | few), "first", disk)
         rate = rate_of(first) * (1 if gpus else own / slots)
-        found = {"slots": slots, "cores": cores, "tokens_per_slot_second": rate}
-        found["import_cpu_seconds"] = import_cpu_seconds()
+        found = {"slots": slots, "cores": cores, "import_cpu_seconds": import_cpu_seconds()}
         for name in options.runs if disk else ["warm"]:
             lends = ("priors",) if name == "unlearnt" else ("priors", "cache/environments")
             folders = evaluate(Options(**given), name, disk if name != "warm" else None, *lends)
-            ran = measured(folders, slots, rate)
+            ran = measured(folders, slots)
+            rate = max(rate, ran["tokens"] / ran["seconds"]["inference"])
             projected = of_suite(ran, slots, options.suite_seconds, options.checkpoints)
             found[name] = ran | {"of_suite": projected, "load_average": os.getloadavg()[0]}
             say(f"{name}: {json.dumps(found[name])}")
             if name in TARGETS:
                 rows.append(row(f"{name}: held / fewest", projected["over_fewest"], TARGETS[name]))
+        for ran in (found[name] for name in options.runs if name in found):
+            ran["fewest"] = ran["tokens"] / rate
+            ran["over_fewest"] = ran["total"] / ran["fewest"]
+        found["tokens_per_slot_second"] = rate
     return targets(rows, **found)
 
 

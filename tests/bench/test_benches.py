@@ -56,12 +56,12 @@ def test_each_second_of_a_slot_has_one_cause(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "report.json").write_text(json.dumps(report))
         (tmp_path / name / "journal.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
-    found = held.measured([tmp_path / "a", tmp_path / "b"], 2, rate=100.0)
+    found = held.measured([tmp_path / "a", tmp_path / "b"], 2)
     seconds = found["seconds"]
     assert found["total"] == sum(seconds.values()) == 2 * (184.0 - 99.0)
     assert (seconds["queue"], seconds["exit"], seconds["idle_tail"]) == (1.0 + 3.0, 3.0, 184.0 - 143.0)
     assert (seconds["between"], seconds["inference"]) == (2.0, 90.0)
-    assert (found["fewest"], found["over_fewest"]) == (60.0, found["total"] / 60.0)
+    assert found["tokens"] == 2 * 3000
     costs = (found["total"] - seconds["inference"] - seconds["dump"]) / 2
     assert held.of_suite(found, 2, 300.0, 2)["over_fewest"] == pytest.approx(1 + costs / 600.0)
 
@@ -180,6 +180,17 @@ def test_a_peers_job_leaves_its_account(tmp_path):
 
 def test_a_target_is_judged_in_its_own_direction():
     """At most so far above the bound, at least so much faster than a peer; a run left out is not judged."""
-    spans = {"evalspan": {"makespan_seconds": 10.5}, "per_dataset": {"makespan_seconds": 20.0}}
-    rows = slurm.judged(spans, 10.0)
-    assert {row["what"]: row["met"] for row in rows} == {"over_bound": True, "over_per_dataset": False}
+    ours = {"makespan_seconds": 10.5, "tail_fraction": 0.04}
+    rows = slurm.judged({"evalspan": ours, "per_dataset": {"makespan_seconds": 20.0}}, 10.0)
+    met = {"over_bound": True, "tail / makespan": False, "over_per_dataset": False}
+    assert {row["what"]: row["met"] for row in rows} == met
+
+
+def test_the_tail_begins_with_the_first_gpu_without_a_shard():
+    """Two shards on one GPU, one on each other; of a GPU that had two trials the second counts."""
+    shards = [{"trial": f"t{i}", "started_at": 0.0, "seconds": 9.0 + i % 2} for i in range(32)]
+    shards += [
+        {"trial": "t0", "started_at": 9.0, "seconds": 1.5},
+        {"trial": "gone", "started_at": 0.0, "seconds": 1.0},
+    ]
+    assert slurm.tail_seconds(shards) == 10.5 - 9.0
