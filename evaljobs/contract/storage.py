@@ -43,7 +43,9 @@ STORAGE_AWAY = frozenset(
 )
 PATIENCE_SECONDS = 600.0  # for unavailable storage
 AWAY_SECONDS = 2.0  # between two attempts
-LOCK_MODE = 0o600  # of a lock file in a shared work folder, since any user who can read a file can hold its lock
+LOCK_MODE = (
+    0o600  # of a lock file in a shared work folder, since any user who can read a file can hold its lock
+)
 _PREFIX = struct.Struct("<4sIIQQ")
 _SIZES = struct.Struct("<II")
 
@@ -127,14 +129,15 @@ def try_lock(file: int | IO[bytes], *, shared: bool = False, wait: float = 0.0) 
     releases the lock when the file is closed, also by its owner's death. Raise OSError if the file system has no locks.
     """
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-    end = time.monotonic() + wait
+    end, pause = time.monotonic() + wait, 0.02
     while True:
         try:
             fcntl.flock(file, kind if wait == math.inf else kind | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= end:
                 return False
-            time.sleep(0.02)
+            time.sleep(pause)
+            pause = min(1.5 * pause, 1.0)  # each try may be a request to a file server
         else:
             return True
 

@@ -33,7 +33,7 @@ from evaljobs.contract.paths import (
     slug,
 )
 from evaljobs.contract.specs import Blocks, BuildSpec, EntryManifest, RequestSetManifest
-from evaljobs.contract.storage import read_record, write_atomic, write_outcome, write_record
+from evaljobs.contract.storage import hold_lock, read_record, write_atomic, write_outcome, write_record
 from evaljobs.errors import JobError, OperatorError, error_details, one_line
 from evaljobs.lmeval import (
     conversations,
@@ -62,28 +62,24 @@ from evaljobs.requests.units import cut_requests
 
 log = logging.getLogger(__name__)
 
+SAME_BUILD_SECONDS = 600.0  # how long a build waits for another job's build of the same entry
+
 
 def build_request_sets(spec: BuildSpec) -> Built:
     """Build the missing request sets of an entry. Raise JobError if the operator must act.
 
-    Sets on disk are kept if nothing that their build used has changed. Several processes may build the same entry: a set's
-    folder is named by its content, so they write the same bytes, and an evaluation that began with other sets keeps those.
+    Sets on disk are kept if nothing that their build used has changed. Of several processes that build the same entry the
+    first does the work. Where the others do not see its lock, or wait in vain, they write the same bytes: a set's folder is
+    named by its content, and an evaluation that began with other sets keeps those.
     """
     started = time.monotonic()
     quiet_environment(offline=spec.offline)
     if not spec.offline:
         run.look_for_hub()
     folder = Path(spec.out_dir)
-    sets = _sets_on_disk(folder)
-    entry = spec.suite.tasks[spec.entry]
-    work = WorkPaths(folder.parents[1])
-    if sets is None:
-        sets, shown = _build_entry(spec, work)
-        write_record(entry_manifest(folder), EntryManifest(entry=entry.name, sets=sets, shown=shown))
-    places = {task: str(folder / relative) for task, relative in sets.items()}
-    cut = spec.cut or ("" if spec.batch_size == "auto" else str(spec.batch_size))
-    for place in places.values() if cut else ():
-        add_batches(Path(place), cut, spec.blocks)
+    # File WORK_DIR/request_sets/ENTRY/lock: locked (flock) by the one build of an entry | a build | `prune`
+    with hold_lock(folder / "lock", wait=SAME_BUILD_SECONDS):
+        places = _places(spec, folder)
     return Built(
         name=spec.name,
         entry=spec.entry,
@@ -92,6 +88,20 @@ def build_request_sets(spec: BuildSpec) -> Built:
         sets=places,
         seconds=time.monotonic() - started,
     )
+
+
+def _places(spec: BuildSpec, folder: Path) -> dict[str, str]:
+    """Return leaf task -> folder of its request set, with what is missing built."""
+    sets = _sets_on_disk(folder)
+    if sets is None:
+        sets, shown = _build_entry(spec, WorkPaths(folder.parents[1]))
+        made = EntryManifest(entry=spec.suite.tasks[spec.entry].name, sets=sets, shown=shown)
+        write_record(entry_manifest(folder), made)
+    places = {task: str(folder / relative) for task, relative in sets.items()}
+    cut = spec.cut or ("" if spec.batch_size == "auto" else str(spec.batch_size))
+    for place in places.values() if cut else ():
+        add_batches(Path(place), cut, spec.blocks)
+    return places
 
 
 def main(spec: BuildSpec) -> int:

@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from dev_cluster import procs
 from support.exactness.pipeline import TASKS, build_spec
 
 from evaljobs.contract.outcomes import Built, Failed
 from evaljobs.contract.paths import batch_index_file, request_set_manifest
 from evaljobs.contract.specs import BatchIndex, ModelOptions, RequestSetManifest, SuiteSpec, TaskEntry
-from evaljobs.contract.storage import read_record, write_record
+from evaljobs.contract.storage import hold_lock, read_record, write_record
 from evaljobs.errors import OperatorError
 from evaljobs.requests import build
 from evaljobs.trial.shard_runner import RequestSet
@@ -97,6 +98,23 @@ def test_what_is_built_is_kept(model_dir, tmp_path):
     again = build.build_request_sets(gone)
     assert again.sets == four.sets == auto.sets
     assert snapshot(tmp_path / "sets") == after
+
+
+def test_builds_of_an_entry_that_begin_together_build_it_once(model_dir, tmp_path):
+    """A backlog of checkpoints asks for the same sets at once: a build that is not the first waits, and takes what it finds."""
+    made, late = spec(model_dir, tmp_path / "made"), spec(model_dir, tmp_path)
+    build.build_request_sets(made)
+    folder, file = Path(late.out_dir), tmp_path / "late.json"
+    write_record(file, late.model_copy(update={"name": "late"}))
+    with hold_lock(folder / "lock"):
+        job = subprocess.Popen([sys.executable, "-m", "evaljobs", "build", str(file)])
+        opened = Path(f"/proc/{job.pid}/fd")
+        assert procs.poll(lambda: folder / "lock" in {f.resolve() for f in opened.iterdir()}, deadline_s=60)
+        shutil.copytree(made.out_dir, folder, dirs_exist_ok=True)
+        there = snapshot(folder)
+    assert job.wait(60) == 0
+    built = read_record(tmp_path / "evaluation" / "outcomes" / "late.built.json", Built)
+    assert (list(built.sets), snapshot(folder)) == (["toy_choice"], there)
 
 
 def test_a_set_is_built_again_where_a_file_that_its_build_read_has_changed(model_dir, tmp_path, monkeypatch):
