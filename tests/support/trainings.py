@@ -61,15 +61,15 @@ def compared(*columns, documents, **more):
     return rows
 
 
-def leave(work, step, value, parent="/runs/a", suite="mini"):
-    """Write an evaluation's record, and its results and report unless `value` is None (it runs)."""
+def leave(work, step, value, parent="/runs/a", suite="mini", *, mode=None, at=0):
+    """Write an evaluation's record, and its results and report unless `value` is None (it runs). `at`: accepted later."""
     record = EvaluationRecord(
-        evaluation_id=f"step-{step}-{suite}-{step:08d}",
+        evaluation_id=f"step-{step}-{suite}-{at or step:08d}",
         checkpoint=CheckpointSpec(source=f"{parent}/step-{step}", digest="d", files=(), step=step),
-        suite=SuiteSpec(name=suite, tasks=(TaskEntry(name="add"),)),
+        suite=SuiteSpec(name=suite, tasks=(TaskEntry(name="add"),), mode=mode),
         model=ModelOptions(),
         options=RunOptions(),
-        accepted_at=1_700_000_000.0 + step,
+        accepted_at=1_700_000_000.0 + (at or step),
     )
     paths = EvaluationPaths(work / record.evaluation_id)
     for folder in paths.folders():

@@ -95,3 +95,23 @@ def test_the_best_checkpoint_by_a_dense_signal_is_the_baseline(tmp_path):
     policy = Policy.model_validate({"baseline": "best", "rule": [rule]})
     _, (against, _) = gate_evaluation(Config(work_dir=tmp_path), "step-40-mini-00000040", policy)
     assert against == "step-20-mini-00000020"
+
+
+def test_a_baseline_is_another_checkpoint_of_the_same_training(tmp_path):
+    """In the same mode unless they are mixed. The best one has every score that counts, also where lower is better."""
+    places = [leave(tmp_path, step, 0.2) for step in (10, 20)]
+    places += [leave(tmp_path, 30, 0.4, mode="fast", at=99), leave(tmp_path, 40, 0.3, mode="fast", at=98)]
+    places += [leave(tmp_path, 40, 0.3), leave(tmp_path, 40, 0.3, at=100)]
+    for paths in places:
+        paths.journal.touch()
+    only = {"results": {"add": {"exact_match,none": 0.9}}}  # the other task failed
+    places[0].results.write_text(json.dumps(only))
+
+    def baseline(name, evaluation="step-40-mini-00000040", **more):
+        rules = [{"task": task, "at_least": 0.0} for task in ("add", "pages")]
+        policy = Policy.model_validate({"baseline": name, "rule": rules})
+        return gate_evaluation(Config(work_dir=tmp_path), evaluation, policy, **more)[1][0]
+
+    assert baseline("previous") == baseline("best") == "step-20-mini-00000020"
+    assert baseline("previous", "step-40-mini-00000100") == "step-20-mini-00000020"
+    assert baseline("previous", mixed=True) == baseline("best", mixed=True) == "step-30-mini-00000099"

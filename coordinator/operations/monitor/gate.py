@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf, isfinite
 from pathlib import Path
 from statistics import fmean
 
@@ -12,7 +13,7 @@ from coordinator.errors import OperatorError
 from coordinator.results.report.learning_curves import current_points
 from coordinator.results.report.load_series import find_series
 from coordinator.results.report.pairs import SCREEN, compare_evaluations
-from coordinator.results.report.scores import Evaluation, ScoreValue
+from coordinator.results.report.scores import ScoreValue
 from coordinator.runtime.known_evaluations import find_record
 from coordinator.site.config import toml
 from coordinator.site.config.schema import Config
@@ -40,27 +41,35 @@ def gate_evaluation(
         return any(is_named(rule, score.task, f"{score.metric},{score.filter}") for rule in policy.rule)
 
     dense = any((rule.metric or "").partition(",")[0] in SIGNALS for rule in policy.rule)
-    against = baseline_of(settings.work_dir, record, baseline or policy.baseline, counts)
+    against = baseline_of(settings.work_dir, record, baseline or policy.baseline, counts, mixed=mixed)
     ids = [find_record(settings, name)[0].evaluation_id for name in (against, evaluation)]
     made, rows = compare_evaluations(settings.work_dir, ids, mixed=mixed, dense=dense)
     return judge_rows(policy, rows, made[-1].not_asked), ids
 
 
 def baseline_of(
-    work_dir: Path, record: EvaluationRecord, name: str, counts: Callable[[ScoreValue], bool]
+    work_dir: Path,
+    record: EvaluationRecord,
+    name: str,
+    counts: Callable[[ScoreValue], bool],
+    *,
+    mixed: bool = False,
 ) -> str:
     """Return the id of the baseline `name`: "previous" or "best" of the training's earlier checkpoints, or an id itself.
 
-    `counts`: whether a score counts for "best", the highest mean. If tasks take turns (`[[task]] every`), checkpoints with
-    all of this one's tasks are preferred. Raise OperatorError if there is no earlier checkpoint.
+    `counts`: whether a score counts for "best", the highest mean of a checkpoint that has all of them; `mixed`: in any mode.
+    If tasks take turns (`[[task]] every`), checkpoints with all of this one's tasks are preferred. Raise OperatorError if
+    there is no earlier checkpoint.
     """
     if name not in ("previous", "best"):
         return name
     folder = str(Path(record.checkpoint.announced).parent)
-    points = current_points(find_series(work_dir, folder, record.suite.name, mixed=True))
-    points = [p for p in points if p.mode != "screen" or p.evaluation_id == record.evaluation_id]
-    ids = [point.evaluation_id for point in points]
-    place = ids.index(record.evaluation_id) if record.evaluation_id in ids else 0
+    every = find_series(work_dir, folder, record.suite.name, mixed=True)
+    own = next(p for p in every if p.evaluation_id == record.evaluation_id)
+    modes = {own.mode} if not mixed else {p.mode for p in every} - {"screen"}
+    others = (p for p in every if p.checkpoint != own.checkpoint and p.mode in modes)
+    points = current_points([*others, own])
+    place = [point.evaluation_id for point in points].index(own.evaluation_id)
     earlier = [point for point in points[:place] if point.scores]
     if not earlier:
         raise OperatorError(
@@ -72,9 +81,14 @@ def baseline_of(
     rare = {*record.not_asked}.union(
         *(set(point.groups.get(task, ())) for point in earlier for task in record.not_asked)
     )
+    counted = [
+        [s.value if s.higher_is_better else -s.value for s in p.scores if counts(s) and s.task not in rare]
+        for p in earlier
+    ]
+    most = max(map(len, counted))
 
-    def mean(point: Evaluation) -> float:
-        some = (s for s in point.scores if counts(s) and s.task not in rare)
-        return fmean([s.value if s.higher_is_better else -s.value for s in some] or [0.0])
+    def mean(place: int) -> float:
+        whole = len(counted[place]) == most and all(map(isfinite, counted[place]))
+        return fmean(counted[place] or [0.0]) if whole else -inf
 
-    return (earlier[-1] if name == "previous" else max(earlier, key=mean)).evaluation_id
+    return earlier[-1 if name == "previous" else max(range(len(earlier)), key=mean)].evaluation_id
