@@ -28,12 +28,13 @@ from coordinator.interface.page.evaluation import (
     trace_events,
 )
 from coordinator.interface.page.html import as_json, render_page
-from coordinator.interface.page.index import short_names, training_data
+from coordinator.interface.page.index import index_data, short_names, training_data
 from coordinator.interface.page.samples import SampleKind, blocks_of, sample_row
 from coordinator.results.report import training_files
 from coordinator.results.report.learning_curves import make_series
 from coordinator.results.report.measurements import ShardSpan, make_report
-from coordinator.results.report.training import training_of
+from coordinator.results.report.scores import ScoreValue
+from coordinator.results.report.training import Training, training_of
 from coordinator.runtime.summary import Node, Summary, fields_of_record
 from evaljobs.contract.columns import SUITE_MEAN
 from evaljobs.contract.outcomes import Failed
@@ -212,6 +213,26 @@ def test_trainings_of_a_page_are_the_folders_of_checkpoints():
     alone = make_series(points[:2]).curves[0]
     assert curve["value"] == [p.value for p in alone.points]
     assert curve["at"] is None  # all checkpoints of the training
+
+
+def test_a_card_has_the_scores_of_a_checkpoint_that_is_evaluated_again():
+    """It counts each checkpoint once, shows the newest evaluation's state, and the scores that there are."""
+
+    def one(name, at, **more):
+        known = fields_of_record(record()) | {
+            "evaluation_id": name,
+            "accepted_at": at,
+            "checkpoint": "/r/step-1",
+        }
+        return Summary(written_at=0.0, **known | more)
+
+    score = ScoreValue("add", "acc", "none", 0.5)
+    every = [one("first", 1.0, ended_at=2.0, scores=(score,)), one("again", 3.0)]
+    scored = Training(folder="/r", suite="s", scored=(("first", "1"),), mean=(0.5,))
+    data = index_data([(every[1], None)], every[:1], lambda *_: scored, 4.0)
+    (card,) = data["trainings"]
+    assert (card["checkpoints"], card["lines"]) == (1, {"add": [0.5]})
+    assert [state[0] for state in card["states"]] == ["again"]
 
 
 def test_each_node_stands_once_with_the_worst_of_its_evaluations_and_until_when():

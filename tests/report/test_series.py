@@ -157,6 +157,19 @@ def test_a_series_is_found_in_the_work_folder(work):
             find_series(work, selector, suite)
 
 
+def test_an_evaluation_without_scores_hides_none_of_its_checkpoint(work):
+    """A later one that runs, or failed: curves have the earlier one's scores, whether or not other suites are beside them."""
+    leave(work, 20, None, at=21)
+    leave(work, 10, 0.0, at=11).results.write_text(json.dumps({"results": {}, "failed": {"add": "why"}}))
+    for more in ((), (50, 0.5)):
+        if more:
+            leave(work, *more, suite="other")
+        made = json.loads(typed("report", "--series", "/runs/a", "--json", "--work-dir", work).stdout)
+        curve = next(c for c in made["curves"] if c["name"] == "add/exact_match" and c["suite"] == "mini")
+        assert {p["step"]: p["value"] for p in curve["points"]} == {10: 0.2, 20: 0.6}
+        assert [p["status"] for p in made["points"] if p["suite"] == "mini"] == ["done", "done", "open"]
+
+
 @pytest.mark.parametrize("field", UNMEASURED)
 def test_a_report_that_lacks_a_figure_is_refused_and_not_read_as_zero(work, field):
     """With what to do; in a series its checkpoint is unreadable, and hides no other one."""

@@ -68,7 +68,7 @@ class _Scores(SettingsCommand):
     def made(self, settings: Config, *, scores: bool, dense: bool) -> tuple[Series, list[Training]]:
         """Return the requested series, and the state of each training. `scores`: the points' scores are needed."""
         from coordinator.results.report import training_files
-        from coordinator.results.report.load_series import is_folder, load_documents, read_document
+        from coordinator.results.report.load_series import is_folder, read_document
         from coordinator.runtime.known_evaluations import find_folder
 
         if self.series is None:
@@ -83,7 +83,7 @@ class _Scores(SettingsCommand):
             ]
             series = made[0][1]
             if len(made) > 1:
-                series = training_files.series_of(load_documents(settings.work_dir, heads), settings)
+                series = training_files.join_trainings(settings, heads)
         return series.shown(dense=dense), [training for training, _ in made]
 
 

@@ -30,7 +30,7 @@ Find = Callable[[Key, Sequence[Summary]], Training | None]
 
 
 def in_order(summaries: Iterable[Summary]) -> list[Summary]:
-    """Return the evaluations of one training by checkpoint, the latest for each."""
+    """Return these evaluations of one training by checkpoint, the latest for each."""
     latest = {s.checkpoint: s for s in sorted(summaries, key=lambda s: s.accepted_at)}
     return sorted(latest.values(), key=lambda s: (s.step is None, s.step or 0, s.accepted_at))
 
@@ -55,6 +55,7 @@ class TrainingStanding(NamedTuple):
 
     key: Key
     members: Sequence[Summary]
+    scored: Sequence[Summary]  # those with scores: of a checkpoint, perhaps an earlier one
     stands: Mapping[str, tuple[str, str]]  # evaluation -> from `standing_in_words`
     training: Training | None  # None: not yet compared
 
@@ -90,8 +91,8 @@ def trainings_of(
     for key in newest_first[:most]:
         stands = {s.evaluation_id: standing_in_words(s, halt, now) for s, halt in groups[key]}
         members = in_order(s for s, _ in groups[key])
-        scored = [s for s in members if s.ended_at is not None and s.scores]
-        made.append(TrainingStanding(key, members, stands, find(key, scored) if scored else None))
+        scored = in_order(s for s, _ in groups[key] if s.ended_at is not None and s.scores)
+        made.append(TrainingStanding(key, members, scored, stands, find(key, scored) if scored else None))
     return made
 
 
@@ -129,7 +130,7 @@ def _card(one: TrainingStanding, name: str) -> dict[str, Any]:
         "mode": mode,
         "checkpoints": len(one.members),
         "scored": training.scored if training else [],
-        "lines": _lines(one.members, training) if training else {},
+        "lines": _lines(one.scored, training) if training else {},
         "standing": training_as_shown(training) if training else None,
         "gpu_seconds": sum(s.gpu_seconds or 0.0 for s in one.members),
         "slot": one.members[-1].slot,
@@ -138,11 +139,9 @@ def _card(one: TrainingStanding, name: str) -> dict[str, Any]:
     }
 
 
-def _lines(members: Sequence[Summary], training: Training) -> dict[str, Sequence[float | None]]:
+def _lines(scored: Sequence[Summary], training: Training) -> dict[str, Sequence[float | None]]:
     """Return the mean, and if they are few the main scores for which higher is better: one per group or task."""
-    values = {
-        s.evaluation_id: {v.task: v.value for v in s.main_scores if v.higher_is_better} for s in members
-    }
+    values = {s.evaluation_id: {v.task: v.value for v in s.main_scores if v.higher_is_better} for s in scored}
     names = list(values.get(training.scored[-1][0], {}))
     if len(names) > MOST_LINES:
         return {MEAN: training.mean}

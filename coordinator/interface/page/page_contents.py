@@ -88,15 +88,17 @@ def _beside(
     one = next((s for s in every if s.evaluation_id == name), None)
     if one is None:
         return {"training": None}
-    alike = (s for s in every if s.training == one.training and s.checkpoint != one.checkpoint)
+    alike = [s for s in every if s.training == one.training and s.checkpoint != one.checkpoint]
     members = index.in_order([*alike, one])
     at = members.index(one)
-    scored = [s for s in members[:at] if s.ended_at and s.scores][-MOST_BEFORE:]
+    scored = [s for s in alike if s.ended_at and s.scores]
+    ids = [s.evaluation_id for s in (*scored, one) if s.ended_at and s.scores]
+    before = index.in_order([*scored, one])
+    scored = before[: before.index(one)][-MOST_BEFORE:]
     known = [
         {score.name: float(f"{score.value:.4g}") for score in document.scores}
         for document in load_documents(settings.work_dir, scored)
     ]
-    ids = [s.evaluation_id for s in members if s.ended_at and s.scores]
     standing = training_files.find_training(settings, one.training, ids) if ids else None
     last = scored[-1] if scored and one.ended_at is not None else None
     found, whole = _changes(settings, last.evaluation_id, name) if last else ({}, None)
@@ -111,7 +113,7 @@ def _beside(
         "suite": one.suite,
         "at": at,
         "points": [[s.evaluation_id, s.label] for s in members],
-        "before": scored[-1].evaluation_id if scored else None,
+        "before": [scored[-1].evaluation_id, scored[-1].label] if scored else None,
         "first": scored[0].label if scored else "",
         "scores": {s.name: [values.get(s.name) for values in known] for s in scores_of(results)},
         "changes": found,

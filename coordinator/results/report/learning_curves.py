@@ -179,9 +179,9 @@ def make_series(points: Iterable[Evaluation], gpu_hour_price: float | None = Non
 
 
 def current_points(points: Iterable[Evaluation]) -> list[Evaluation]:
-    """Return `in_order`, keeping the later of two evaluations of a checkpoint in one mode."""
-    by_time = sorted(points, key=lambda p: p.accepted_at)
-    return in_order({(p.suite, p.checkpoint, p.mode): p for p in by_time}.values())
+    """Return `in_order`, keeping the later of two evaluations of a checkpoint in one mode, first of those with scores."""
+    ranked = sorted(points, key=lambda p: (bool(p.scores or p.screened), p.accepted_at))
+    return in_order({(p.suite, p.checkpoint, p.mode): p for p in ranked}.values())
 
 
 def groups_now(points: Iterable[Evaluation]) -> Mapping[str, Sequence[str]]:

@@ -265,5 +265,5 @@ def show_series(
         print_line(console, "`--all` prints all checkpoints and the curve of each score", "dim")
     if series.superseded:
         many = "evaluations are" if series.superseded > 1 else "evaluation is"
-        said = "left out: a later one has the same checkpoint and suite"
-        print_line(console, f"{series.superseded} earlier {many} {said}", "dim")
+        said = "left out: another one has the scores of the same checkpoint and suite"
+        print_line(console, f"{series.superseded} {many} {said}", "dim")

@@ -114,10 +114,17 @@ def judge_training(
     return training, _with_open(series, heads)
 
 
+def join_trainings(settings: Config, heads: Sequence[Head]) -> Series:
+    """Return one series of several trainings, with verdicts."""
+    known = _written(settings, (head.evaluation_id for head in heads))
+    ended = (head for head in heads if head.evaluation_id in known)
+    return _with_open(series_of(load_documents(settings.work_dir, ended), settings), heads)
+
+
 def _with_open(series: Series, heads: Iterable[Head]) -> Series:
     """Add the checkpoints that have no ended evaluation."""
-    there = {point.checkpoint for point in series.points}
-    begun = [Evaluation(status="open", **head.head) for head in heads if head.checkpoint not in there]
+    there = {(*point.training, point.checkpoint) for point in series.points}
+    begun = [Evaluation(status="open", **h.head) for h in heads if (*h.training, h.checkpoint) not in there]
     return series._replace(points=by_step([*series.points, *begun])) if begun else series
 
 

@@ -74,7 +74,7 @@ function screenPart({ reference, max_drop: drop, tasks }) {
 
 function scoresPart() {
   if (DATA.screen) return screenPart(DATA.screen);
-  const t = DATA.training, before = t?.points.find(([id]) => id === t.before), last = (r) => changeOf(r);
+  const t = DATA.training, before = t?.before, last = (r) => changeOf(r);
   const nameOf = (r) => `${r.task}/${r.measure}`, changeOf = (r) => t?.changes[nameOf(r)];
   const withSamples = new Set((DATA.samples ?? []).map((s) => s.task));
   const metricOf = (r) => `${r.measure} ${r.higher_is_better ? "↑" : "↓"}`;
