@@ -182,7 +182,7 @@ def scale(options: Options) -> Rows:
     """So many evaluations on so many synthetic GPUs at once: what was lost, and what it cost the coordinator."""
     settings = {"evaluations": options.evaluations, "tasks": options.tasks} | DRAWN
     with dev_cluster(nodes=options.nodes, gpus=options.gpus, cpu_nodes=2) as cluster:
-        site = on_slurm.furnished(cluster, "scale", settings, options.answer)
+        site = on_slurm.furnished(cluster, "scale", settings, answer=options.answer)
         costs = on_slurm.run_daemon(site, seconds=3600, own_machine=True)
         told = {folder: site.events(folder) for folder in site.evaluations()}
         broken = [f"{folder.name}: {law}" for folder, events in told.items() for law in laws_broken(events)]

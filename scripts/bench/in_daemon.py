@@ -4,7 +4,8 @@
 
 Without AT_ONCE it runs until idle. With it, AT_ONCE checkpoints move into the watched folder, and SETTLE_SECONDS after all
 have ended a row is added to FOLDER/rows.jsonl: what the process holds, and the seconds from each checkpoint to its scores.
-After the last checkpoint, or once MINUTES have passed, it ends by SIGTERM, as an operator would end it. FOLDER/costs.json says what its loop took.
+After the last checkpoint, or once MINUTES have passed, it ends by SIGTERM, as an operator would end it; killed at any moment,
+it goes on when it is run again. FOLDER/costs.json says what its loop took.
 Rule: nothing of the daemon is replaced but what starts its jobs, and how many trials one evaluation may have at once (no
 setting says that).
 """
@@ -21,6 +22,7 @@ import shutil
 import signal
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,9 +31,10 @@ from pydantic import TypeAdapter
 
 from bench import synthetic
 from bench.harness import spread
-from bench.world import WATCHED
+from bench.world import TOYS, WATCHED
 from coordinator.base import clock
 from coordinator.intake import from_settings
+from coordinator.intake.inbox import Notice, leave_notice
 from coordinator.interface.cli.service import Daemon
 from coordinator.runtime import wiring
 from coordinator.runtime.service import Service
@@ -40,6 +43,8 @@ from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.queue import redis_client
 
 SETTLE_SECONDS = 5.0  # of an idle daemon before a row: the last jobs' ends are taken meanwhile
+FEWEST_BLOCKS = 20  # of a line of code that is named in a row
+REAL = "real"  # the folder of announced checkpoints that are evaluated by lm-eval
 STANDING = 100  # newest checkpoints in the watched folder; older ones are removed, as trainings do
 Turn = Callable[[Service], None]
 
@@ -74,10 +79,15 @@ class Announcer:
     def __init__(self, tick: Turn, root: Path, at_once: int, minutes: float) -> None:
         self.tick, self.root, self.at_once = tick, root, at_once
         self.until = time.monotonic() + 60 * minutes
-        self.left = sorted((root / "checkpoints").iterdir(), key=lambda p: int(p.name.rpartition("-")[2]))
-        self.ended, self.past = 0, list[Path]()  # of checkpoints that were put into the watched folder
-        self.announced_at, self.known = clock.now(), set[Path]()
+        for name in (WATCHED, REAL):
+            (root / name).mkdir(exist_ok=True)
+        self.left = sorted((root / "checkpoints").iterdir(), key=_number)
+        # of checkpoints that were announced
+        self.past = sorted([*(root / WATCHED).iterdir(), *(root / REAL).iterdir()], key=_number)
+        self.ended = _number(self.past[-1]) + 1 if self.past else 0
+        self.announced_at = clock.now()
         self.idle_since: float | None = None
+        self.life = round(self.announced_at)
 
     def turn(self, service: Service) -> None:
         self.tick(service)
@@ -88,8 +98,8 @@ class Announcer:
         if self.idle_since is None or now - self.idle_since <= SETTLE_SECONDS:
             return
         with (self.root / "rows.jsonl").open("a") as file:
-            row = {"ended": self.ended, "seconds": self.seconds(service.paths)} | holdings(service.paths)
-            file.write(json.dumps(row) + "\n")
+            row = {"life": self.life, "ended": self.ended, **self.seconds(service.paths)}
+            file.write(json.dumps(row | holdings(service.paths)) + "\n")
         self.idle_since = None
         if not self.left or time.monotonic() > self.until:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -98,22 +108,41 @@ class Announcer:
             shutil.rmtree(place)
         group, self.left = self.left[: self.at_once], self.left[self.at_once :]
         self.past, self.ended = self.past[-STANDING:], self.ended + len(group)
-        self.past += [place.rename(self.root / WATCHED / place.name) for place in group]
+        self.past += [self.announce(place, service.paths) for place in group]
         self.announced_at = clock.now()
 
-    def seconds(self, work: WorkPaths) -> list[float]:
-        """From the announcement of the last group to each of its evaluations' scores."""
-        folders = {journal.parent for journal in work.root.glob("*/journal.jsonl")} - self.known
-        self.known |= folders
-        ends = [read_ended_summary(EvaluationPaths(folder)) for folder in folders]
-        return [end.ended_at - self.announced_at for end in ends if end and end.ended_at]
+    def announce(self, place: Path, work: WorkPaths) -> Path:
+        if not place.name.startswith(synthetic.REAL):
+            return place.rename(self.root / WATCHED / place.name)
+        there, suite = self.root / REAL / place.name, str(self.root / TOYS)
+        # first: announced again where this process is killed before the move
+        leave_notice(work, Notice(checkpoint=str(there), suite=suite, noticed_at=clock.now()))
+        return place.rename(there)
+
+    def seconds(self, work: WorkPaths) -> dict[str, list[float]]:
+        """From the announcement of the last group to the scores of each of its evaluations, and of each real one."""
+        took: dict[str, list[float]] = {"seconds": [], "real_seconds": []}
+        for record in work.root.glob("*/evaluation.json"):
+            if record.stat().st_mtime < self.announced_at:
+                continue
+            if (end := read_ended_summary(EvaluationPaths(record.parent))) and end.ended_at:
+                kind = "real_seconds" if record.parent.name.startswith(synthetic.REAL) else "seconds"
+                took[kind].append(end.ended_at - self.announced_at)
+        return took
 
 
-def holdings(work: WorkPaths) -> dict[str, float]:
-    """What this process holds now, and what is in Redis and in the work folder outside of evaluations' own folders."""
+def _number(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def holdings(work: WorkPaths) -> dict[str, Any]:
+    """What this process holds now, and what is in Redis and in the work folder outside of evaluations' own folders.
+
+    `blocks_of`: of Python's allocator, of each line that has many, where PYTHONTRACEMALLOC is set.
+    """
     gc.collect()
     tasks = list(Path("/proc/self/task").iterdir())
-    found: dict[str, float] = {
+    found: dict[str, Any] = {
         "descriptors": len(list(Path("/proc/self/fd").iterdir())),
         "threads": len(tasks),
         "children": sum(len((task / "children").read_text().split()) for task in tasks),
@@ -124,7 +153,7 @@ def holdings(work: WorkPaths) -> dict[str, float]:
         info: dict[str, Any] = client.info()  # type: ignore[assignment]
         found["redis_mb"] = info["used_memory"] / 2**20
         found["redis_keys"] = sum(1 for _ in client.scan_iter(count=1000))
-    inodes = size = own_inodes = evaluations = 0
+    inodes = size = indexed = own_inodes = evaluations = 0
     for place, folders, names in os.walk(work.root):
         own = {name for name in folders if Path(place, name, "journal.jsonl").exists()}
         evaluations += len(own)
@@ -132,11 +161,22 @@ def holdings(work: WorkPaths) -> dict[str, float]:
         folders[:] = [name for name in folders if name not in own]
         inodes += len(folders) + len(names)
         for name in names:
+            file = Path(place, name)
             # `priors.table` drops old runs: the file of observations grows up to a bound
-            if name != work.observations.name:
-                with contextlib.suppress(OSError):
-                    size += Path(place, name).stat().st_size
+            if file == work.observations:
+                continue
+            with contextlib.suppress(OSError):
+                if (
+                    file == work.samples or file.parent == work.trainings
+                ):  # a line of each evaluation that is there
+                    indexed += file.stat().st_size
+                else:
+                    size += file.stat().st_size
     found |= {"work_inodes": inodes, "rest_kb": size / 1024}
+    found["index_bytes_each"] = indexed / max(1, evaluations)
+    if tracemalloc.is_tracing():
+        lines = tracemalloc.take_snapshot().statistics("lineno")
+        found["blocks_of"] = {str(one.traceback): one.count for one in lines if one.count >= FEWEST_BLOCKS}
     return found | {"inodes_each": own_inodes / max(1, evaluations)}
 
 

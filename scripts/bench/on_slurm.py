@@ -13,6 +13,7 @@ from typing import Any
 from chaos_lib.site import Site
 from dev_cluster.api import Cluster
 
+from bench import synthetic
 from bench.harness import ROOT, RunError
 
 COMMANDS = ("sbatch", "squeue", "sinfo", "scancel", "scontrol")
@@ -38,16 +39,29 @@ def cost(pid: int) -> tuple[float, float]:
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK"), resident / 2**20
 
 
-def furnished(cluster: Cluster, name: str, settings: dict[str, Any], answer: float = 0.0) -> Site:
-    """A site with the folder that bench.world makes of `settings`; `answer`: as of `count_commands`. RunError."""
+def furnished(
+    cluster: Cluster,
+    name: str,
+    settings: dict[str, Any],
+    *,
+    answer: float | None = 0.0,
+    folder: Path | None = None,
+) -> Site:
+    """A site with the folder that bench.world makes of `settings`, or made of them for an earlier cluster. RunError.
+
+    `answer`: as of `count_commands`; None: nothing is counted. `folder`: outlives the cluster.
+    """
     for part in ("coordinator", "evaljobs", "priors", "scripts/bench"):
         compileall.compile_dir(ROOT / part, quiet=2)  # else each job would, as a user who cannot keep it
-    folder = cluster.user_dir / name
+    folder = folder or cluster.user_dir / name
     cluster.run_as_user(["mkdir", "-p", str(folder / "bin")], check=True)
     site = Site(cluster=cluster, folder=folder, work=folder / "work")
     paths = ":".join(str(cluster.repo / part) for part in ("scripts", "", "tests"))
     site.env["PYTHONPATH"] = paths  # of all that imports the bench
-    count_commands(site, answer)
+    if answer is not None:
+        count_commands(site, answer)
+    if (folder / synthetic.GIVEN).exists():
+        return site
     argv = [cluster.python, "-m", "bench.world", str(folder), json.dumps(settings)]
     prepared = cluster.run_as_user(argv, env=site.env, timeout=600)
     if prepared.returncode:

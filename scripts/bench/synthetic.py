@@ -2,7 +2,7 @@
 
     python -m bench.synthetic -m evaljobs VERB …
 
-Rule: nothing but the engine and the metric module is replaced; staging, claims, heartbeats, dumps and RQ are the real
+Rule: nothing but the engine and the metric module is replaced, and in jobs of REAL checkpoints nothing; staging, claims, heartbeats, dumps and RQ are the real
 ones. `bench.json` in $BENCH_FOLDER says what to do. A request's text is its seconds. What a trial takes to start counts
 into its load. A precursor holds its node's link for the seconds that one reader takes. Imports no torch and no lm-eval.
 """
@@ -28,12 +28,14 @@ from evaljobs.lmeval.batches import Batch
 from evaljobs.trial.engines.protocol import Loaded, Usage
 
 FOLDER = "BENCH_FOLDER"
+GIVEN = "bench.json"  # in that folder
+REAL = "real-"  # how the name of a checkpoint begins that is evaluated by lm-eval
 
 
 @functools.cache
 def given() -> dict[str, Any]:
-    """What `bench.json` says: storage_seconds, trials_each, metrics."""
-    return dict(json.loads((Path(os.environ[FOLDER]) / "bench.json").read_text()))
+    """What `bench.json` says: load_seconds, storage_seconds, trials_each, metrics."""
+    return dict(json.loads((Path(os.environ[FOLDER]) / GIVEN).read_text()))
 
 
 class SyntheticEngine:
@@ -61,7 +63,7 @@ class SyntheticEngine:
 
 def load(
     _model_path: str,
-    options: ModelOptions,
+    _options: ModelOptions,
     _batch_size: int | str,
     *,
     phase: Callable[[str], None] = lambda _phase: None,
@@ -72,7 +74,7 @@ def load(
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     began = time.monotonic()
-    time.sleep(max(0.0, float(options.model_args.get("load_seconds", 0)) - age))
+    time.sleep(max(0.0, given().get("load_seconds", 0.0) - age))
     return SyntheticEngine(time.monotonic() - began)
 
 
@@ -114,7 +116,7 @@ def _turn(task: str) -> Iterator[None]:
 
 
 if __name__ == "__main__":  # run a verb of evaljobs with this module's parts in it
-    match sys.argv[3]:
+    match None if any(REAL in word for word in sys.argv[4:]) else sys.argv[3]:
         case "trial":
             from evaljobs.trial.engines import loading
 
@@ -123,6 +125,6 @@ if __name__ == "__main__":  # run a verb of evaljobs with this module's parts in
             sys.modules["evaljobs.scoring.score"] = sys.modules[__name__]
         case "stage":
             time.sleep(given().get("storage_seconds", 0.0))
-    from evaljobs.__main__ import main
+    from evaljobs.__main__ import exit_process, main
 
-    sys.exit(main(sys.argv[3:]))
+    exit_process(main(sys.argv[3:]))

@@ -3,7 +3,8 @@
     python -m bench.world FOLDER SETTINGS
 
 SETTINGS is JSON: that of a portfolio (scale, sigma, seed, workers) or of drawn sets (evaluations, tasks, batches,
-batch_seconds, trials_each, nodes_each, seed); `watched`: it leaves no notices, the daemon watches WATCHED.
+batch_seconds, load_seconds, trials_each, seed); `watched`: it leaves no notices, the daemon watches WATCHED;
+`real`: so many of the evaluations are of a tiny model with toy tasks.
 Rule: files of the real formats, made without lm-eval. A batch is one request, of a document of its own, whose text is
 its true seconds; the planner sees tokens in proportion to the predicted seconds, and a history that says how long those
 took. All checkpoints have one tokenizer, so they share their request sets.
@@ -13,14 +14,19 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
+import struct
 import sys
 import time
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from support.node_memory import make_checkpoint
+from support import toys
+from support.node_memory import edit, make_checkpoint
 
+from bench import synthetic
 from bench.portfolio import Portfolio, Set
 from coordinator.decide.planning.make_plan import BYTES_PER_PARAMETER
 from coordinator.intake import from_settings, request_sets, work_folder
@@ -34,6 +40,7 @@ from evaljobs.lmeval.batches import Batch, Piece, encode_batch
 from priors.table import Observation, append_observations
 
 ENGINE, HARDWARE = "synthetic", "a100"
+TOYS = "toys.toml"  # the suite of real checkpoints
 WATCHED = "run"  # the folder of checkpoints that the daemon watches, where it does
 TOKENS_A_SECOND = 100_000
 EARLIER = 3  # checkpoints that were evaluated before, each with exactly the predicted seconds
@@ -44,11 +51,10 @@ work_dir = "work"
 [trial]
 engine = "{engine}"
 device = "cpu"
-memory_mb = 500
-model_args = {{ load_seconds = {load} }}
+memory_mb = {memory}
 [metric]
 workers = {workers}
-memory_mb = 500
+memory_mb = {memory}
 [cluster]
 kind = "slurm"
 partition = "gpu"
@@ -58,8 +64,6 @@ export = ["BENCH_*"]
 [watch]
 suite = "{suite}"
 folders = {folders}
-[borrow]
-{borrow}
 """
 
 
@@ -106,53 +110,71 @@ def write_set(one: Set, folder: Path) -> None:
 
 def observation(one: Set, number: int, **common: Any) -> Observation:
     """What the predicted seconds were learnt from, of one earlier checkpoint."""
-    known = {"task": one.name, "key": one.name, "hardware": HARDWARE, "engine": ENGINE, "batch_size": 1}
+    known = {"task": one.name, "key": one.name, "hardware": HARDWARE, "batch_size": 1}
     sizes = {"prefill_tokens": sum(tokens_of(one)), "generated_tokens": 0, "documents": len(one.seconds)}
     took = {"inference_seconds": sum(one.predicted), "metric_seconds": one.metric_predicted}
     return Observation(**known, **sizes, **took, at=float(number), **common)
 
 
+def real_checkpoints(folder: Path, numbers: Sequence[int]) -> None:
+    """Checkpoints of a tiny model, whose weights differ in their last value."""
+    model = toys.toy_model(folder.parent) if numbers else folder
+    for number in numbers:
+        place = shutil.copytree(model, folder / f"{synthetic.REAL}{number}")
+        weights = place / "model.safetensors"
+        edit(weights, weights.stat().st_size - 4, struct.pack("<f", number / 2**20))
+
+
 def main(root: Path, given: dict[str, Any]) -> None:
-    watched = given.get("watched", False)
+    watched, real, evaluations = (
+        given.get("watched", False),
+        given.get("real", 0),
+        given.get("evaluations", 1),
+    )
     if "sigma" in given:
         portfolio = Portfolio(**{key: given[key] for key in ("scale", "sigma", "seed")})
         sets, load, size = portfolio.sets, portfolio.instance.load_seconds, 64 << 20
         storage = portfolio.instance.storage_seconds_alone
     else:
         sets = draw(given["tasks"], given["batches"], given["batch_seconds"], given["seed"])
-        load, storage, size = LOAD_SECONDS, 0.0, 4096 if watched else 1 << 20
+        load, storage, size = given.get("load_seconds", LOAD_SECONDS), 0.0, 4096 if watched else 1 << 20
     suite_file, config = root / "suite.toml", root / "evalspan.toml"
     rows = "".join(f'[[task]]\nname = "{one.name}"\n' for one in sets)
     suite_file.write_text(f'name = "synthetic"\nbatch_size = 1\n{rows}')
+    (root / TOYS).write_text(toys.suite_text("toys", {"toy_choice": {"limit": 8}}))
     (root / WATCHED).mkdir()
-    words = {"engine": ENGINE, "load": load, "suite": suite_file, "workers": given.get("workers", 1)}
+    engine = "hf" if real else ENGINE
+    words = {"engine": engine, "suite": suite_file, "workers": given.get("workers", 1)}
+    words["memory"] = 2000 if real else 500
     words["folders"] = [str(root / WATCHED)] if watched else []
-    words["borrow"] = f"max_nodes = {given['nodes_each']}" if "nodes_each" in given else ""
     config.write_text(CONFIG.format(**words))
-    told = {"storage_seconds": storage, "trials_each": given.get("trials_each")}
+    told = {"load_seconds": load, "storage_seconds": storage, "trials_each": given.get("trials_each")}
     of = {
         one.name: {"seconds": one.metric_seconds, "docs": len(one.seconds)}
         | {"executes": one.executes, "alone": one.alone}
         for one in sets
     }
-    (root / "bench.json").write_text(json.dumps(told | {"metrics": of}))
     settings = work_folder.load_settings(config)
     site, suite = from_settings.site_of(settings), load_suite(suite_file)
     model, version = from_settings.model_options(settings), from_settings.lm_eval_version(settings, site)
     inputs = from_settings.inputs_for(site, version)(suite, model)
-    for number in range(given.get("evaluations", 1)):
+    are_real = {round((number + 0.5) * evaluations / real) for number in range(real)}
+    real_checkpoints(root / "checkpoints", sorted(are_real))
+    for number in [number for number in range(evaluations) if number not in are_real]:
         place = root / "checkpoints" / f"step-{number}"
         checkpoint = inspect_checkpoint(make_checkpoint(place, shards=1, size=size, seed=number))
         if number == 0:
             names = request_sets.folder_names(suite, checkpoint, model, inputs)
             for one, name in zip(sets, names, strict=True):
                 write_set(one, site.paths.request_sets / name)
-            common = {"model_parameters": checkpoint.bytes // BYTES_PER_PARAMETER, "load_seconds": load}
+            common = {"engine": engine, "load_seconds": load}
+            common["model_parameters"] = checkpoint.bytes // BYTES_PER_PARAMETER
             learnt = [observation(one, at, **common) for at in range(EARLIER) for one in sets]
             append_observations(site.paths.observations, learnt)
         if not watched:
             about = {"step": number, "suite": str(suite_file), "noticed_at": time.time()}
             leave_notice(paths.WorkPaths(settings.work_dir), Notice(checkpoint=checkpoint.source, **about))
+    (root / synthetic.GIVEN).write_text(json.dumps(told | {"metrics": of}))  # last: the folder is whole
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from bench import gpu as gpu_bench
-from bench import held, peer_job, slurm, synthetic, world
+from bench import held, months, peer_job, slurm, synthetic, world
 from bench.portfolio import Portfolio, instance_text
 from support.goldens import deep
 
@@ -162,6 +162,17 @@ def test_the_synthetic_metrics_have_what_a_worker_asks_of_the_real_ones():
     asked = set(re.findall(r"(?:metric|scoring\.score\"\))\.(\w+)\(", text))
     assert asked <= vars(score).keys() & vars(synthetic).keys()
     assert "perform_metric_job" in asked
+
+
+def test_what_a_daemon_holds_is_judged_within_its_longest_life():
+    """A restart frees memory: a fall between two lives hides no growth within one."""
+    rows = [
+        {"life": life, "ended": 10 * number, "seconds": [3.0, 4.0], "real_seconds": [], "memory": memory}
+        for number, (life, memory) in enumerate([*((1, 90.0 + n) for n in range(20)), *((2, 50.0),) * 4])
+    ]
+    found, well = months.judge(rows, 240)
+    assert (well, found["targets"][0]["which"], found["lives"]) == (False, ["memory"], 2)
+    assert found["slopes"]["memory"]["per_1000"] == pytest.approx(100)
 
 
 def test_a_peers_job_leaves_its_account(tmp_path):
