@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -36,15 +36,19 @@ def unreadable_message(work_dir: Path) -> str:
     return f"{len(folders)} {many} to another user and {todo}" if folders else ""
 
 
-def find_folder(config: Config, prefix: str) -> EvaluationPaths:
+def find_folder(config: Config, prefix: str, names: Collection[str] | None = None) -> EvaluationPaths:
     """Return the folder of the evaluation whose id begins with `prefix`, or ends with it as its digest. Raise OperatorError
-    unless there is exactly one.
+    unless there is exactly one. `names`: of the work folder's entries; spares a listing of 50 ms among 3,000.
     """
     root = Path(config.work_dir)
     if prefix != ".." and Path(prefix).name == prefix and os.path.exists(root / prefix / "journal.jsonl"):  # noqa: PTH110 (False in a private folder)
         return EvaluationPaths(root / prefix)
-    ids = known_ids(root)
-    found = [i for i in ids if i.startswith(prefix) or i.endswith(f"-{prefix}")]
+    ids = known_ids(root) if names is None else []
+    found = [i for i in sorted(names or ids) if i.startswith(prefix) or i.endswith(f"-{prefix}")]
+    if names is not None:
+        found = [i for i in found if os.path.exists(root / i / "journal.jsonl")]  # noqa: PTH110 (as above)
+        if not found:
+            raise OperatorError(f"no evaluation in {root} begins with {prefix!r}")
     if len(found) != 1:
         known = first_of(found or ids) or "none"
         what = "no evaluation" if not found else f"{len(found)} evaluations"
@@ -71,7 +75,7 @@ class Summaries:
         self.ended: list[Summary] = []  # newest first
         self._config = config
         self._most = most
-        self._names: frozenset[str] = frozenset([only] if only else [])
+        self.names: frozenset[str] = frozenset([only] if only else [])  # of folders, as of the last `look`
         self._listing = None if only else Listing(config.work_dir)
         self._over: set[str] = set()  # names of evaluations that had ended when last read
         self._over_at = -math.inf
@@ -83,8 +87,8 @@ class Summaries:
         self._list(now)
         if now - self._over_at >= ENDED_SECONDS:
             self._over, self._over_at, self.ended = set(), now, []
-        self._over &= self._names
-        self._replayed = {name: kept for name, kept in self._replayed.items() if name in self._names}
+        self._over &= self.names
+        self._replayed = {name: kept for name, kept in self._replayed.items() if name in self.names}
         found = list(self._read())
         self.open = sorted((s for s in found if s.ended_at is None), key=lambda s: s.accepted_at)
         over = [s for s in found if s.ended_at is not None]
@@ -97,10 +101,10 @@ class Summaries:
         if self._listing is not None:
             with suppress(OSError), self._listing.news(now) as entries:
                 if entries is not None:
-                    self._names = frozenset(entry.name for entry in entries if entry.is_dir())
+                    self.names = frozenset(entry.name for entry in entries if entry.is_dir())
 
     def _read(self) -> Iterator[Summary]:
-        for name in self._names - self._over:
+        for name in self.names - self._over:
             summary = read_file(f"{self._config.work_dir}/{name}")
             if summary is not None:
                 self._replayed.pop(name, None)

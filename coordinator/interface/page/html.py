@@ -70,5 +70,6 @@ def _joined(names: tuple[str, ...]) -> str:
     return "\n" + "\n".join(texts).replace("</script", "<\\/script") + "\n"
 
 
+@cache  # of the code of all pages, 150 KB
 def _digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -25,7 +25,7 @@ from itertools import islice, takewhile
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 from weakref import WeakValueDictionary
 
 import uvicorn
@@ -219,6 +219,11 @@ class Pages:
             self._look()
             return self._open, self._summaries.ended
 
+    def names(self) -> frozenset[str]:
+        with self._lock:
+            self._look()
+            return self._summaries.names
+
     def evaluation(self, name: str) -> page_contents.PageContents:
         begun, ended = self._seen()
         return page_contents.evaluation_contents(
@@ -251,10 +256,8 @@ class _Views:
         """Answer with a page, or for a page that updates itself with data; 304 if it has these."""
         try:
             found = self._pages.get(address, make)
-        except OperatorError as error:
-            return PlainTextResponse(str(error), status_code=404)
         except (EvalspanError, OSError) as error:
-            return PlainTextResponse(str(error), status_code=503)
+            return _refused(error)
         if request.headers.get("accept") != "application/json":
             return Response(html.render_page(*found, live=True), media_type="text/html; charset=utf-8")
         if request.headers.get("if-none-match") == found.data["mark"]:
@@ -268,10 +271,12 @@ class _Views:
 
     def _evaluation(self, request: Request) -> Response:
         name = request.path_params["name"]
-        with suppress(OperatorError):  # the answer reports it
-            whole = find_folder(self._settings, name).root.name
-            if whole != name:  # the page is kept up to date under its full id
-                return RedirectResponse(f"{EVALUATION}{quote(whole)}", status_code=303)
+        try:
+            whole = find_folder(self._settings, name, self._pages.names()).root.name
+        except (EvalspanError, OSError) as error:
+            return _refused(error)
+        if whole != name:  # the page is kept up to date under its full id
+            return RedirectResponse(f"{EVALUATION}{quote(whole)}", status_code=303)
         return self._answer(request, f"{EVALUATION}{name}", lambda: self._pages.evaluation(name))
 
     def _training(self, request: Request) -> Response:
@@ -285,6 +290,10 @@ class _Views:
         return self._answer(
             request, str(request.url), lambda: page_contents.comparison_contents(self._settings, names)
         )
+
+
+def _refused(error: Exception) -> Response:
+    return PlainTextResponse(str(error), status_code=404 if isinstance(error, OperatorError) else 503)
 
 
 def web_application(settings: Config, token: str | None) -> Starlette:
@@ -311,7 +320,7 @@ class _Guard:
     def _refusal(self, request: Request) -> Response | None:
         if request.method not in ("GET", "HEAD"):
             return PlainTextResponse("this server is read-only", status_code=405)
-        if "\0" in unquote(str(request.url)):
+        if "\0" in request.scope["path"] or b"%00" in request.scope["query_string"]:
             return PlainTextResponse("names cannot contain NUL", status_code=404)
         if self._token is None or self._is_token(request.cookies.get(_cookie(request), "")):
             return None
@@ -353,6 +362,7 @@ def serve_pages(settings: Config, *, port: int, unix: Path | None, say: Callable
     config = uvicorn.Config(
         web_application(settings, token),
         log_level="warning",
+        access_log=False,
         server_header=False,
         ws="none",
         http=_Timed,
