@@ -302,8 +302,7 @@ class Performer:
             match action:
                 case FillQueue():
                     lanes = {lane: [_queued(s) for s in shards] for lane, shards in action.lanes.items()}
-                    steals = state.record.options.plan.steals
-                    queue.fill(lanes, state.queue_epoch, steal=steals, more=action.more)
+                    queue.fill(lanes, state.queue_epoch, steal=state.record.options.plan.steals)
                 case QueueShards():
                     queue.add(action.lane, [_queued(s) for s in action.shards])
                 case WithdrawShards():

@@ -264,7 +264,7 @@ def _trials_stage(state: State, snapshot: QueueSnapshot | None) -> str:
 
 
 def done_shards(state: State) -> int:
-    return len(state.shards.by_name) - state.shards.todo - state.shards.held
+    return len(state.shards.by_name) - state.shards.todo - state.shards.undecided
 
 
 def is_pending(info: JobInfo, now: float) -> bool:
@@ -329,7 +329,7 @@ def seconds_left(state: State, now: float) -> float | None:
     for shard in state.shards.by_name.values():
         total += shard.seconds
         planned.add(shard.lane)
-        if shard.is_to_do:
+        if shard.is_to_do and not shard.undecided:
             left += shard.seconds
     work = max(LEAST_SECONDS, left / max(1, state.lanes_in_use or len(planned)), tail)
     elapsed = _inference_seconds(state, now)

@@ -3,7 +3,6 @@
 Keys below `evalspan:{evaluation}:`
   meta      hash    epoch (set: the queue is filled), filling (token of a fill in progress),
                     own (set: a lane runs its own shards alone, without stealing or copies),
-                    more (set: held shards may follow, so a trial without a shard waits),
                     predicted and took (seconds of all done shards; their ratio corrects predictions)
   info      hash    shard -> lane, rank, seconds (of every shard that was named, claimed or not)
   where     hash    queued shard -> its lane
@@ -201,12 +200,11 @@ end
 return 1
 """)
 
-# takes token, epoch, whether lanes steal and whether shards may follow (1 or 0)
+# takes token, epoch, and whether lanes steal (1 or 0)
 END_FILL = _with_common("""
 if redis.call('HGET', key('meta'), 'filling') ~= ARGV[1] then return -1 end
-redis.call('HDEL', key('meta'), 'filling', 'own', 'more')
+redis.call('HDEL', key('meta'), 'filling', 'own')
 if ARGV[3] == '0' then redis.call('HSET', key('meta'), 'own', '1') end
-if ARGV[4] == '1' then redis.call('HSET', key('meta'), 'more', '1') end
 redis.call('HSET', key('meta'), 'epoch', ARGV[2])
 return 1
 """)
@@ -279,7 +277,7 @@ local shard = redis.call('ZRANGE', key('lane:' .. lane), 0, 0)[1] or (not own an
 if not shard then
   shard = not own and copy() or nil
   if shard then return {'shard', shard} end
-  return {redis.call('HEXISTS', key('meta'), 'more') == 1 and 'held' or 'drained'}
+  return {'drained'}
 end
 unqueue(shard)
 claim(trial, shard)
@@ -320,6 +318,11 @@ local trial, shard = ARGV[1], ARGV[2]
 if gone(trial) then return 0 end
 note(trial, cjson.decode(ARGV[3]))
 if shard == '' then return 1 end
+if redis.call('SISMEMBER', key('withdrawn'), shard) == 1 then -- its task is over
+  if owner(shard) == trial then unclaim(shard) end
+  end_copy(trial, shard)
+  return 0
+end
 if cjson.decode(redis.call('HGET', key('trials'), trial))['last_done'] == shard and owner(shard) ~= trial then
   return 0 -- `done` has overtaken this beat
 end

@@ -36,11 +36,9 @@ class QueuedShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """Answer to a claim: run `shard`; wait (the queue is not filled); end (filled, and empty); or "held": it is empty, but
-    shards may follow.
-    """
+    """Answer to a claim: run `shard`; wait (the queue is not filled); or end (filled, and empty)."""
 
-    kind: Literal["shard", "wait", "drained", "held"]
+    kind: Literal["shard", "wait", "drained"]
     shard: str | None = None
 
 
@@ -83,26 +81,19 @@ class WorkQueue:
 
     # --- coordinator -------------------------------------------------------------------------------------------------
 
-    def fill(
-        self,
-        lanes: Mapping[str, Sequence[QueuedShard]],
-        epoch: str,
-        *,
-        steal: bool = True,
-        more: bool = False,
-    ) -> None:
+    def fill(self, lanes: Mapping[str, Sequence[QueuedShard]], epoch: str, *, steal: bool = True) -> None:
         """Replace all unclaimed and withdrawn shards with these lanes, and mark the queue as filled.
 
         Claimed shards stay claimed even if a lane names them. Trials wait until the fill is complete; an interrupted fill
         leaves the queue unfilled. Safe to repeat. `steal` False: until the next fill, a trial only claims shards of its own
-        lane. `more`: until the next fill, a claim that finds no shard is "held" rather than "drained".
+        lane.
         """
         token = uuid.uuid4().hex
         self._run(lua.BEGIN_FILL, token)
         for lane, shards in lanes.items():
             for values in _chunks(shards):
                 self._run(lua.FILL, token, lane, *values)
-        self._run(lua.END_FILL, token, epoch, int(steal), int(more))
+        self._run(lua.END_FILL, token, epoch, int(steal))
 
     def add(self, lane: str, shards: Sequence[QueuedShard]) -> None:
         """Queue these shards, whether queued elsewhere, withdrawn, or claimed by a lost trial."""
@@ -110,7 +101,7 @@ class WorkQueue:
             self._run(lua.ADD, lane, *values)
 
     def withdraw(self, shards: Sequence[str]) -> None:
-        """Remove these shards from the queue; giving back a claim does not return them."""
+        """Remove these shards from the queue; giving back a claim does not return them, and a trial that runs one drops it."""
         for start in range(0, len(shards), CHUNK):
             self._run(lua.WITHDRAW, *shards[start : start + CHUNK])
 
@@ -181,8 +172,8 @@ class WorkQueue:
 
         `looks`: how often the trial's engine has passed between two of its steps: a kind of progress.
 
-        Return False if another trial has `shard` or has done it, or if this trial was dismissed. Dropping the shard then
-        saves work; finishing it does no harm.
+        Return False if another trial has `shard` or has done it, if it was withdrawn, or if this trial was dismissed. Dropping
+        the shard then saves work; finishing it does no harm.
         """
         progress: dict[str, str | int] = {"phase": phase, "shard": shard or "", "looks": looks}
         progress |= {"batches_done": batches_done, "batches": batches}

@@ -65,7 +65,7 @@ class UnstagedError(RetryError):
 
 
 class OvertakenError(Exception):
-    """Another trial has taken or finished the current shard, so this one drops it."""
+    """Another trial has taken or finished the current shard, or it is needed no longer, so this one drops it."""
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class Activity:
     batches_done: int = 0
     batches: int = 0
     looks: int = 0  # calls of `tick` so far
-    overtaken: str | None = None  # written by the heartbeat thread: a shard that another trial has
+    overtaken: str | None = None  # written by the heartbeat thread: a shard to drop
 
 
 def main(spec: TrialSpec) -> int:
@@ -233,12 +233,8 @@ class Trial:
         raise QueueLostError(f"no request sets in {place} after {FILL_PATIENCE_SECONDS:g} s")
 
     def _pull(self, engine: Engine, responses: FrameWriter) -> str:
-        """Claim shards until the queue is drained or stays unfilled, and return the reason.
-
-        For held shards it waits as long as its load took: a later trial would have to load again.
-        """
+        """Claim shards until the queue is drained or stays unfilled, and return the reason."""
         unfilled_since: float | None = None
-        load_seconds = sum(self.seconds[cause] for cause in ("import", "load", "warm"))
         while True:
             self._check_terminated()
             claim = self._claims.next(responses.bytes, self._has_requests)
@@ -253,11 +249,7 @@ class Trial:
             if claim.kind == "drained":
                 return "drained"  # a shard that returns later gets a trial of its own
             unfilled_since = unfilled_since or time.monotonic()
-            waited = time.monotonic() - unfilled_since
-            if claim.kind == "held":
-                if waited > load_seconds:
-                    return "drained"
-            elif waited > FILL_PATIENCE_SECONDS:
+            if time.monotonic() - unfilled_since > FILL_PATIENCE_SECONDS:
                 return "queue-lost"
             self._pause(POLL_SECONDS)
 
@@ -276,7 +268,7 @@ class Trial:
                     tick=self._tick,
                 )
         except OvertakenError:
-            log.info("dropping %s: another trial has it", shard)
+            log.info("dropping %s: another trial has it, or its task is over", shard)
             self.activity.shard = None
             return
         except TooLargeError as error:

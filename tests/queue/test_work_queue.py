@@ -187,7 +187,7 @@ class AgainstModel(RuleBasedStateMachine):
     def begin(self):
         self.queue = WorkQueue(self.link, uuid.uuid4().hex)
         self.epoch = None
-        self.steal, self.more = True, False
+        self.steal = True
         self.info = {}
         self.unclaimed = {}
         self.claims = {}
@@ -196,11 +196,11 @@ class AgainstModel(RuleBasedStateMachine):
         self.shards_done = Counter()
         self.gone = set()
 
-    @rule(plan=PLAN, epoch=st.sampled_from(["1", "2"]), steal=st.booleans(), more=st.booleans())
-    def fill(self, plan, epoch, steal, more):
+    @rule(plan=PLAN, epoch=st.sampled_from(["1", "2"]), steal=st.booleans())
+    def fill(self, plan, epoch, steal):
         lanes = {lane: [shard for at, shard in plan if at == lane] for lane in LANES}
-        self.queue.fill({lane: own for lane, own in lanes.items() if own}, epoch, steal=steal, more=more)
-        self.steal, self.more = steal, more
+        self.queue.fill({lane: own for lane, own in lanes.items() if own}, epoch, steal=steal)
+        self.steal = steal
         self.info = {s.shard: (lane, s.rank, s.seconds) for lane, s in plan}
         self.unclaimed = {s: i for s, i in self.info.items() if s not in self.claims}
         self.withdrawn = set()
@@ -232,7 +232,7 @@ class AgainstModel(RuleBasedStateMachine):
         elif self.epoch is None:
             assert got.kind == "wait"
         elif not any(self.steal or i[0] == lane for i in self.unclaimed.values()):
-            assert got.kind == ("held" if self.more else "drained")
+            assert got.kind == "drained"
         else:
             taken = self.unclaimed.pop(got.shard)
             self.claims[got.shard] = trial
@@ -284,6 +284,11 @@ class AgainstModel(RuleBasedStateMachine):
     @rule(trial=TRIAL, shard=NAMES)
     def beat(self, trial, shard):
         kept = self.queue.heartbeat(trial, phase="infer", shard=shard)
+        if shard in self.withdrawn and trial not in self.gone:  # the trial drops it
+            assert not kept
+            if self.claims.get(shard) == trial:
+                del self.claims[shard]
+            return
         by = self.claims.get(shard)
         if by is None and self.last_done.get(trial) != shard and trial not in self.gone:
             self.claims[shard] = by = trial

@@ -343,24 +343,24 @@ def test_a_trial_that_loads_before_its_requests_are_built_runs_them(evaluation):
 
 
 @pytest.mark.model
-def test_a_trial_waits_for_held_shards_as_long_as_its_load_took(evaluation):
-    """It runs those that come meanwhile with the same weights, and ends as from a drained queue where none comes."""
-    first, *rest = (QueuedShard(shard=s, rank=0.0, seconds=0.0) for s in evaluation.shards)
-    evaluation.queue.fill({"lane0": [first]}, "epoch", more=True)
-    spec = evaluation.spec()
+def test_a_trial_drops_a_shard_that_is_withdrawn(evaluation, monkeypatch):
+    """Between two batches; the next shard is run, and the withdrawn one is nobody's."""
+    monkeypatch.setattr(trial_module, "HEARTBEAT_SECONDS", 0.02)
+    evaluation.fill()
+    trial, withdrawn = Trial(evaluation.spec(), evaluation.spec().lanes[0]), []
+    real = trial._tick
 
-    def slept(_seconds):
-        while rest:
-            assert evaluation.dumped()[0] == first.shard
-            evaluation.queue.add("lane0", [rest.pop()])
+    def tick(done, of):
+        if not withdrawn:
+            withdrawn.append(trial.activity.shard)
+            evaluation.queue.withdraw(withdrawn)
+            wait_until(lambda: trial.activity.overtaken)
+        real(done, of)
 
-    trial = Trial(spec, spec.lanes[0], sleep=slept)
+    trial._tick = tick
     assert trial.perform() == 0
-    assert sorted(evaluation.dumped()) == sorted(evaluation.shards)
-    ended = read_record(evaluation.paths.outcome("trial-ended", "trial.0"), TrialEnded)
-    waited = ended.ended_at - ended.started_at - ended.infer_seconds
-    loaded = ended.import_seconds + ended.load_seconds + ended.warm_seconds
-    assert (ended.reason, waited > 2 * loaded) == ("drained", True)
+    assert sorted(evaluation.dumped() + withdrawn) == sorted(evaluation.shards)
+    assert evaluation.queue.snapshot().claims == {}
 
 
 @pytest.mark.model

@@ -60,10 +60,9 @@ class MakePlan(Action):
 
 
 class FillQueue(Action):
-    """Replace everything unclaimed in the work queue with these lanes. `more`: held shards may follow, so trials wait."""
+    """Replace everything unclaimed in the work queue with these lanes."""
 
     lanes: Mapping[str, tuple[tuple[str, float, float], ...]]
-    more: bool = False
 
 
 class QueueShards(Action):

@@ -351,7 +351,7 @@ def release_due(state: State, now: float) -> Due:
     """Release weights that no shard needs, while metrics still run. A shard that has to run again later stages them again."""
     if state.shards.todo or state.trials.live or not state.shards.leaves or state.plan.pending:
         return
-    if state.plan_to_come or state.shards.held:
+    if state.plan_to_come or state.shards.undecided:
         return
     held = (state.jobs.by_name.get(node.precursor or "") for node in state.nodes.by_name.values())
     released = [

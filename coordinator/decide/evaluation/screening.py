@@ -1,9 +1,9 @@
 """Screen mode: looks at the documents that are answered, until an entry's question is.
 
 Rule: documents are asked block by block, in an order that the reference's documents and a seed fix. Once the first blocks are
-answered whole, and no look is under way, a score job scores them and the answer is journalled. The next block is held until
-that answer says that it is needed; only a running trial without other work gets shards of it earlier. A question that is
-answered withdraws the task's other shards. Called from: `step`, `scoring`.
+answered whole, and no look is under way, a score job scores them and the answer is journalled. All blocks are queued, in the order
+of asking: a trial that runs goes on while a look is scored. No trial starts for a block that no look has asked for yet. A question
+that is answered withdraws the task's other shards. Called from: `step`, `scoring`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 from coordinator.decide.evaluation import shards
 from coordinator.decide.evaluation.actions import Action, JudgeScreen
-from coordinator.decide.evaluation.events import MetricEnqueued, ScreenJudged, ShardsDealt
+from coordinator.decide.evaluation.events import MetricEnqueued, ScreenJudged
 from coordinator.decide.evaluation.jobs import Due
 from coordinator.decide.evaluation.state import EntryState, Look, State
 
@@ -32,21 +32,6 @@ def _answered(state: State, entry: EntryState) -> int:
     blocks = list(_blocks(state, entry))
     left = (block for shard, block in blocks if state.shards.by_name[shard].frame is None)
     return min(left, default=max((block + 1 for _, block in blocks), default=0))
-
-
-def blocks_due(state: State, now: float) -> Due:
-    """Yield the held shards that open questions need, and shards of the block after that for running trials without work."""
-    if not state.shards.held:
-        return
-    needed, ahead = list[str](), list[str]()
-    for entry in state.entries:
-        for shard, block in _blocks(state, entry) if not entry.terminal else ():
-            if block <= entry.looked + 1 and state.shards.by_name[shard].held:
-                (needed if block <= entry.looked else ahead).append(shard)
-    idle = len(state.running_trials) - state.shards.todo - len(needed)
-    ahead.sort(key=lambda shard: state.shards.by_name[shard].rank)
-    if dealt := needed + ahead[: max(0, idle)]:
-        yield ShardsDealt(at=now, lanes={shard: state.shards.by_name[shard].lane for shard in dealt})
 
 
 def _blocks(state: State, entry: EntryState) -> Iterator[tuple[str, int]]:
@@ -69,6 +54,8 @@ def take_verdict(state: State, event: ScreenJudged) -> list[Action]:
     entry.looked, entry.screened = look.blocks, event.score
     if not event.settled:
         entry.status = "built"
+        for name in entry.leaves.values():
+            shards.tell_undecided(state, state.shards.leaves[name])
         return []
     entry.status, entry.result_file = "scored", look.result_file
     return shards.withdraw_shards(state, entry)

@@ -74,17 +74,25 @@ def _place(state: State, leaf: PlannedLeaf, where: Mapping[str, tuple[str, float
         entry.leaves[leaf.task] = made.name
         made.entries.append(entry.index)
     _wanted_again(state, made)  # by an entry that was built after the ones that had it failed
-    _hold(state, made, entry.looked)
+    tell_undecided(state, made)
 
 
-def _hold(state: State, leaf: LeafState, looked: int) -> None:
-    """Hold the shards of a screened leaf task whose need depends on a look. `looked`: blocks that have been judged."""
+def tell_undecided(state: State, leaf: LeafState) -> None:
+    """Tell a screened leaf task's shards that are needed from those whose need depends on a look."""
+    looked = max((entry.looked for entry in open_entries(state, leaf)), default=0)
     for name, block in zip(leaf.planned.shards, leaf.planned.shard_blocks, strict=False):
         shard = state.shards.by_name[name]
-        if block > looked and shard.is_to_do:
-            shard.held = True
-            state.shards.todo -= 1
-            state.shards.held += 1
+        if shard.undecided != (block > looked):
+            _count(state, shard, -shard.is_to_do)
+            shard.undecided = block > looked
+            _count(state, shard, shard.is_to_do)
+
+
+def _count(state: State, shard: ShardState, change: int) -> None:
+    if shard.undecided:
+        state.shards.undecided += change
+    else:
+        state.shards.todo += change
 
 
 def _planned_anew(
@@ -229,16 +237,9 @@ def deal_due(state: State, now: float) -> Due:
 
 
 def shards_dealt(state: State, event: ShardsDealt) -> list[Action]:
-    held = state.shards.held
     for name, lane in event.lanes.items():
-        shard = state.shards.by_name[name]
-        shard.lane = lane
-        if shard.held:
-            shard.held = False
-            state.shards.held -= 1
-            state.shards.todo += 1
-    # once nothing is held, a new fill tells trials to wait no longer
-    return requeue_shards(state, event.lanes) if state.shards.held or not held else [_fill(state)]
+        state.shards.by_name[name].lane = lane
+    return requeue_shards(state, event.lanes)
 
 
 # --- responses -------------------------------------------------------------------------------------------------------------
@@ -276,11 +277,8 @@ def _done(state: State, name: str, frame: FrameRef) -> None:
     shard, leaf = state.shards.by_name[name], leaf_of(state, name)
     shard.frame = frame
     leaf.todo -= 1
-    if shard.held:
-        shard.held = False
-        state.shards.held -= 1
-    elif not shard.quarantined:
-        state.shards.todo -= 1
+    if not shard.quarantined:
+        _count(state, shard, -1)
     for document in shard.documents:
         leaf.waiting[document] -= 1
         if leaf.waiting[document] == 0:
@@ -306,7 +304,7 @@ def _take_back(state: State, name: str) -> None:
     shard.frame = None
     leaf.todo += 1
     if not shard.quarantined:
-        state.shards.todo += 1
+        _count(state, shard, 1)
     for document in shard.documents:
         leaf.waiting[document] += 1
         if document in leaf.complete:
@@ -349,7 +347,7 @@ def requeue_shards(state: State, names: Iterable[str]) -> list[Action]:
 
 def _fill(state: State) -> FillQueue:
     rows = _rows(state, state.shards.by_name)
-    return FillQueue(lanes={lane: tuple(todo) for lane, todo in rows.items()}, more=state.shards.held > 0)
+    return FillQueue(lanes={lane: tuple(todo) for lane, todo in rows.items()})
 
 
 def _rows(state: State, names: Iterable[str]) -> Rows:
@@ -362,7 +360,7 @@ def _rows(state: State, names: Iterable[str]) -> Rows:
 
 
 def is_to_do(state: State, name: str) -> bool:
-    """Return whether the shard is planned, and neither done, quarantined nor held."""
+    """Return whether the shard is planned, and neither done nor quarantined."""
     shard = state.shards.by_name.get(name)
     return shard is not None and shard.is_to_do
 
@@ -381,20 +379,15 @@ def entry_failed(state: State, event: EntryFailed) -> list[Action]:
 
 def withdraw_shards(state: State, entry: EntryState) -> list[Action]:
     """Take the shards of an entry that is over out of the queue, but for those that other open entries have."""
-    withdrawn, held = [], state.shards.held
+    withdrawn = []
     lost = [n for n in entry.leaves.values() if not open_entries(state, state.shards.leaves[n])]
     for name in shards_of(state, lost):
         shard = state.shards.by_name[name]
-        if shard.held:
-            shard.held, shard.quarantined = False, True
-            state.shards.held -= 1
-        elif shard.is_to_do:
+        if shard.is_to_do:
+            _count(state, shard, -1)
             shard.quarantined = True
-            state.shards.todo -= 1
             withdrawn.append(name)
-    # trials wait no longer once nothing is held
-    actions: list[Action] = [_fill(state)] if held and not state.shards.held else []
-    return [*actions, WithdrawShards(shards=tuple(withdrawn))] if withdrawn else actions
+    return [WithdrawShards(shards=tuple(withdrawn))] if withdrawn else []
 
 
 def fail_leaf(state: State, leaf: LeafState, error: str, now: float) -> Sequence[EntryFailed]:
@@ -412,7 +405,7 @@ def reopen_entry(state: State, entry: EntryState) -> list[Action]:
             shard = state.shards.by_name[name]
             shard.died_on, shard.error, shard.unread = [], "", shard.unread.anew
         again += _wanted_again(state, leaf)
-        _hold(state, leaf, entry.looked)
+        tell_undecided(state, leaf)
     return requeue_shards(state, again)
 
 
@@ -424,7 +417,7 @@ def _wanted_again(state: State, leaf: LeafState) -> list[str]:
         if shard.quarantined:
             shard.quarantined = False
             if shard.frame is None:
-                state.shards.todo += 1
+                _count(state, shard, 1)
                 again.append(name)
     return again
 
@@ -446,9 +439,8 @@ def retire_plan(state: State, entry: EntryState, *, executes: bool) -> list[Acti
             continue
         for name in leaf.planned.shards:
             if is_to_do(state, name):
-                state.shards.todo -= 1
+                _count(state, state.shards.by_name[name], -1)
                 withdrawn.append(name)
-            state.shards.held -= state.shards.by_name[name].held
             del state.shards.by_name[name]
         for other in (state.entries[index] for index in leaf.entries):
             del other.leaves[task]  # a retried entry is planned again

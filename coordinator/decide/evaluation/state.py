@@ -146,12 +146,12 @@ class ShardState:
     error: str = ""  # of the last such death
     unread: Tries = UNREADABLE_TRIES
     quarantined: bool = False
-    held: bool = False  # in screen mode: not queued before a look says that it is needed
+    undecided: bool = False  # in screen mode: a look has yet to say whether it is needed
 
     @property
     def is_to_do(self) -> bool:
-        """Whether it is neither done, quarantined nor held."""
-        return self.frame is None and not self.quarantined and not self.held
+        """Whether it is neither done nor quarantined."""
+        return self.frame is None and not self.quarantined
 
 
 @dataclass(slots=True, kw_only=True)
@@ -326,8 +326,8 @@ class Shards:
 
     by_name: dict[str, ShardState] = field(default_factory=dict)
     leaves: dict[str, LeafState] = field(default_factory=dict)
-    todo: int = 0  # neither done nor quarantined, withdrawn or held
-    held: int = 0  # by screens, until a look says that they are needed
+    todo: int = 0  # neither done nor quarantined, withdrawn or undecided
+    undecided: int = 0  # to do only if a look says so; queued for trials that run
     # (leaf task name, cut) pairs that were planned and did not fit a GPU's memory: their answers no longer count
     retired: set[tuple[str, str]] = field(default_factory=set)
     # entry -> the unit that did not fit, until its token budget is reduced
@@ -480,7 +480,7 @@ class State:
 
     def lanes_to_do(self) -> set[str]:
         """Lanes whose own shards are to do. O(shards): for rules without stealing, and only while a lane may be idle."""
-        return {s.lane for s in self.shards.by_name.values() if s.is_to_do}
+        return {s.lane for s in self.shards.by_name.values() if s.is_to_do and not s.undecided}
 
     @property
     def queue_epoch(self) -> str:

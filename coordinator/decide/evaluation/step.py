@@ -183,7 +183,6 @@ def due_decisions(state: State, site: Site, now: float, *, work: bool = True) ->
     yield from builds.conversion_due(state, site, now)
     if not state.can_work:  # nor once every entry is terminal: its work is done then
         return
-    yield from screening.blocks_due(state, now)
     if work:
         yield from builds.cuts_due(state, now)
         yield from builds.builds_due(state, site, now)

@@ -118,7 +118,7 @@ def trials_due(state: State, site: Site, now: float) -> Due:
         wanted = state.lanes_in_use  # load meanwhile, and wait for the queue
     need, steals = wanted - state.able_trials, probing or state.record.options.plan.steals
     # after its look a screened task may need a trial again
-    open_looks = sum(not entry.terminal for entry in state.entries) if state.shards.held else 0
+    open_looks = sum(not entry.terminal for entry in state.entries) if state.shards.undecided else 0
     if steals and need + open_looks < 0 and (pending := _cancellable(state)):
         # trials that wait for no shard hold nothing yet: the newest of them go first
         yield TrialsCancelled(at=now, trials=tuple(reversed(pending[need + open_looks :])))

@@ -11,8 +11,9 @@ def validate(state):
 
 
 def _validate_shards(state):
-    todo = sum(1 for s in state.shards.by_name.values() if s.frame is None and not s.quarantined)
-    assert state.shards.todo == todo, f"todo is {state.shards.todo}, counted {todo}"
+    left = [s.undecided for s in state.shards.by_name.values() if s.frame is None and not s.quarantined]
+    counted, known = (len(left) - sum(left), sum(left)), (state.shards.todo, state.shards.undecided)
+    assert known == counted, f"todo and undecided are {known}, counted {counted}"
     for task, leaf in state.shards.leaves.items():
         missing = sum(1 for s in leaf.planned.shards if state.shards.by_name[s].frame is None)
         assert leaf.todo == missing, f"{task}: todo is {leaf.todo}, counted {missing}"
@@ -46,7 +47,7 @@ def _validate_ending(state):
         if entry.status == "scored":
             assert entry.result_file, f"{entry.name} is scored without a result file"
             leaves = [state.shards.leaves[name] for name in entry.leaves.values()]
-            assert all(leaf.todo == 0 for leaf in leaves), f"{entry.name} is scored in part"
+            assert entry.screened or all(leaf.todo == 0 for leaf in leaves), f"{entry.name} is scored in part"
     ending = state.ending
     assert (ending.phase == Phase.ENDED) is (ending.ended_at is not None), "ended without its time"
     assert ending.phase != Phase.CLOSING or ending.reason or ending.cancelled, "closing without a reason"

@@ -168,12 +168,12 @@ def limited(limits, *, groups=False, **options):
     return record(suite={"tasks": tasks}, **options).model_copy(update={"inputs": inputs})
 
 
-def planned(action, count, now, **more):
-    """A plan of so many shards a task, dealt out in turns; every second task executes programs."""
+def planned(action, count, now, *, screens=False, **more):
+    """A plan of so many shards a task, dealt out in turns; every second task executes programs. `screens`: each shard is a block."""
     leaves, rows = [], []
     for entry, sets in action.sets.items():
         for name, folder in sets.items():
-            executes, cut = entry % 2 == 1, action.cuts.get(entry, "")
+            executes, cut = entry % 2 == 1 and not screens, action.cuts.get(entry, "")
             shards = tuple(str(ShardId(name, i, i + 1, cut)) for i in range(count()))
             leaf = ev.PlannedLeaf(
                 task=folder.rpartition("/")[2],
@@ -185,7 +185,8 @@ def planned(action, count, now, **more):
                 sampled=False,
                 documents=len(shards) + 1,
                 shards=shards,
-                shard_documents=tuple((i, i + 1) for i in range(len(shards))) if executes else (),
+                shard_documents=tuple((i, i + 1) for i in range(len(shards))) if executes or screens else (),
+                shard_blocks=tuple(range(len(shards))) if screens else (),
                 executes_at_once=len(shards) % 2 if executes else 0,
             )
             leaves.append(leaf)

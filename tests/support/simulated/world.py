@@ -12,6 +12,7 @@ from coordinator.decide.evaluation import events as ev
 from coordinator.decide.evaluation import scoring, shards
 from coordinator.decide.evaluation import step as machine
 from coordinator.decide.evaluation.job_specs import metric_spec, specs_of
+from coordinator.decide.evaluation.records import ScreenScore
 from coordinator.decide.evaluation.state import Phase
 from coordinator.runtime import detect
 from coordinator.site.diagnosis.diagnose import diagnose_state
@@ -36,6 +37,7 @@ class World(Cluster):
     def __init__(self, seed, faults=None, rec=None, nodes=2, gpus=2, **odd):
         super().__init__(seed, faults or Faults(), rec or record(), Odd(**odd))
         self.gpus, self.next_id = gpus, 100
+        self.settles = {}  # entry of a screen -> block from which on its question is answered
         self.node_names = [f"{self.odd.names}{i}" for i in range(nodes)]
         event = ev.Accepted(at=0.0, record=self.record)
         self.state, actions = machine.start_evaluation(event)
@@ -86,7 +88,8 @@ class World(Cluster):
                 alike = self.odd.copied and self.state.nodes.content is None
                 return [ev.ResponsesFound(at=self.now, alike=alike)]
             case do.MakePlan():
-                return [planned(action, lambda: self.dice.randint(1, 6), self.now, workers=self.odd.workers)]
+                screens, count = self.record.screening is not None, lambda: self.dice.randint(1, 6)
+                return [planned(action, count, self.now, workers=self.odd.workers, screens=screens)]
             case do.FillQueue():
                 dealt = ((s, lane, rank) for lane, shards in action.lanes.items() for s, rank, _ in shards)
                 self.queue = {s: (lane, rank) for s, lane, rank in dealt if s not in self.claims}
@@ -120,11 +123,25 @@ class World(Cluster):
                     self.jobs[action.job].released = True
             case do.StopWorkers():
                 self.workers_stopped = True
-            case do.WriteResults():
-                return [ev.ResultsWritten(at=self.now)]
+            case do.JudgeScreen() | do.WriteResults():
+                looked = isinstance(action, do.JudgeScreen)
+                return [
+                    self.judge(self.state.entries[action.entry]) if looked else ev.ResultsWritten(at=self.now)
+                ]
             case _:
                 pass
         return []
+
+    def judge(self, entry):
+        """What a look finds: its question is answered from the block of `settles` on, or by all documents."""
+        leaves = [self.state.shards.leaves[name] for name in entry.leaves.values()]
+        asked, whole = entry.look.blocks, max(len(leaf.planned.shards) for leaf in leaves)
+        settled = asked >= min(whole, self.settles[entry.index])
+        score = ScreenScore(
+            task=entry.name, verdict="worse" if settled else "open", metric="acc,none", asked=asked, documents=whole,
+            reference=0.5, estimate=0.4, low=0.3, high=0.5,
+        )  # fmt: skip
+        return ev.ScreenJudged(at=self.now, entry=entry.index, settled=settled, score=score)
 
     def submit_called(self):
         """As `Running.submit`: in the order of the calls, some in a later tick; none whose end was called for meanwhile."""
