@@ -194,4 +194,5 @@ def test_a_shard_that_turned_out_unreadable_during_a_look_is_asked_again():
     machine.apply_event(state, ev.ShardCorrupted(at=6.0, shard=first, error="torn"))
     assert list(machine.apply_event(state, judged(0, 1, settled=True))) == []
     assert state.entries[0].status == "built"
-    assert [shards.is_to_do(state, shard) for shard in (first, second)] == [True, False]
+    assert [shards.is_to_do(state, shard) for shard in (first, second)] == [True, True]
+    assert (state.shards.todo, state.shards.undecided) == (1, 1)
