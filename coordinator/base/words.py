@@ -11,6 +11,7 @@ from pathlib import Path
 
 # characters that command a terminal, end a line of a log, or turn the direction in which the rest of a line is shown
 CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+LARGE_SCORE = 1e6  # from which a score is shown with six digits
 
 
 def first_of(names: Sequence[str], most: int = 5) -> str:
@@ -23,6 +24,11 @@ def one_line(text: object, most: int = 1000) -> str:
     """Return foreign text as one line of at most `most` characters, safe for terminals."""
     line = " ".join(str(text)[:most].split())
     return "".join(c if c.isprintable() else "?" for c in line)
+
+
+def format_score(value: float, sign: str = "") -> str:
+    """Format a score; one that four decimals would not fit, such as an untrained model's perplexity, by six digits."""
+    return f"{value:{sign}.6g}" if abs(value) >= LARGE_SCORE else f"{value:{sign}.4f}"
 
 
 def format_seconds(value: float | None) -> str:

@@ -254,7 +254,10 @@ SUITES = [
     point(1000, 0.2, accepted_at=NOW + 1001),
     point(1000, 0.2, suite="second", evaluation_id="x"),
 ]
-UNSTEPPED = [point(i if not i else None, 0.1, checkpoint=f"/r/v{i}") for i in range(9)]
+UNSTEPPED = [
+    point(i if not i else None, 0.1, checkpoint=f"/r/v{i}", evaluation_id=f"v{i}", accepted_at=i)
+    for i in range(9)
+]
 CHECKED = mode_check.ModeCheck(
     evaluations={"exact": "a", "fast": "b"},
     tasks=(mode_check.task_check("t", "multiple_choice", []),),

@@ -17,6 +17,7 @@ from support.simulated.world import World
 from support.trainings import leave, point, results, two_trainings
 
 from coordinator.base.strict_json import replace_non_finite
+from coordinator.base.words import format_score
 from coordinator.decide.evaluation.records import EvaluationRecord
 from coordinator.errors import OperatorError
 from coordinator.intake import places
@@ -79,6 +80,32 @@ def test_the_page_says_the_levels_of_a_drop_that_the_terminal_says():
     assert training_sentence(stands) == f"{best}; {drops}"
     assert [clause["text"] for clause in training["clauses"]] == training_sentence(stands).split("; ")
     assert training_sentence(stands) in " ".join(out.getvalue().split())
+
+
+def test_columns_are_in_training_order_whichever_scores_the_first_row_has():
+    """The mean, the first row, has no checkpoint that lacks a task; without steps a chart has the same order."""
+    both, one = (scores_of({"results": {task: {"acc,none": 0.5} for task in tasks}}) for tasks in ("ab", "a"))
+    for steps in ((1, 2, 3), (None,) * 3):
+        points = [
+            point(step, 0.5, checkpoint=f"/r/c{i}", evaluation_id=f"e{i}", accepted_at=i, scores=scores)
+            for i, (step, scores) in enumerate(zip(steps, (one, both, one), strict=True), 1)
+        ]
+        out = io.StringIO()
+        show_series(Console(file=out, width=200), make_series(points))
+        text = out.getvalue()
+        labels = ["1", "2", "3"] if steps[0] else ["c1", "c2", "c3"]
+        (head,) = (line for line in text.splitlines() if line.startswith("score "))
+        assert head.split()[1:4] == labels
+        (axis,) = (line for line in text.splitlines() if line.split() == labels)
+        assert axis
+
+
+def test_a_huge_score_has_six_digits():
+    """The perplexity of an untrained model, in tables and sentences alike."""
+    assert [format_score(value) for value in (0.5, 999_999.0, 13555358093614451915751424.0)] == [
+        "0.5000", "999999.0000", "1.35554e+25",
+    ]  # fmt: skip
+    assert format_score(-1234567.0, "+") == "-1.23457e+06"
 
 
 VALUES = st.one_of(st.floats(0, 1), st.just(math.nan), st.none())

@@ -10,6 +10,7 @@ from support.exactness.pipeline import TASKS, Case, lm_eval_run
 from support.trainings import compared, leave, results
 
 from coordinator.decide.verdicts.gate import Policy, judge_rows
+from coordinator.errors import OperatorError
 from coordinator.operations.monitor.gate import gate_evaluation
 from coordinator.results.report.scores import scores_of
 from coordinator.site.config.schema import Config
@@ -114,4 +115,6 @@ def test_a_baseline_is_another_checkpoint_of_the_same_training(tmp_path):
 
     assert baseline("previous") == baseline("best") == "step-20-mini-00000020"
     assert baseline("previous", "step-40-mini-00000100") == "step-20-mini-00000020"
+    with pytest.raises(OperatorError, match="cannot be its own baseline"):
+        baseline("step-40-mini-00000040")
     assert baseline("previous", mixed=True) == baseline("best", mixed=True) == "step-30-mini-00000099"

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from coordinator.base.words import format_score
 from coordinator.decide.verdicts.paired import Paired, confidence_interval
 from coordinator.errors import OperatorError
 from evaljobs.contract.columns import DENSE, SUITE_MEAN
@@ -137,7 +138,7 @@ def _judged(rule: Rule, row: Row, count: int) -> tuple[Outcome, str]:
     said: list[tuple[Outcome, str]] = []
     before, value, documents = row["values"][0], row["values"][-1], row["documents"][-1]
     if _is_missing(row):
-        kept = "none" if before is None else f"{before:.4f}"
+        kept = "none" if before is None else format_score(before)
         if value is None and row["not_asked"][-1]:
             return "not asked", f"not its turn at this checkpoint; the baseline has {kept}"
         return "missing", f"{'no score' if value is None else value}; the baseline has {kept}"
@@ -148,7 +149,9 @@ def _judged(rule: Rule, row: Row, count: int) -> tuple[Outcome, str]:
     if rule.at_least is not None:
         holds = value >= rule.at_least if row["higher_is_better"] else value <= rule.at_least
         word = "least" if row["higher_is_better"] else "most"
-        said.append(("pass" if holds else "regression", f"{value:.4f}, at {word} {rule.at_least:g}"))
+        said.append(
+            ("pass" if holds else "regression", f"{format_score(value)}, at {word} {rule.at_least:g}")
+        )
     drops = [] if rule.max_drop is None else [rule.max_drop]
     if rule.max_relative_drop is not None and before is not None:
         drops.append(rule.max_relative_drop * abs(before))
@@ -156,7 +159,7 @@ def _judged(rule: Rule, row: Row, count: int) -> tuple[Outcome, str]:
         one = _difference(row)
         said.append(("undecidable", one) if isinstance(one, str) else _drop(one, min(drops), rule, count))
     worst: Outcome = min((one for one, _ in said), key=WORST_FIRST.index, default="pass")
-    return worst, "; ".join(text for _, text in said) or f"{value:.4f}"
+    return worst, "; ".join(text for _, text in said) or format_score(value)
 
 
 def _difference(row: Row) -> Paired | str:

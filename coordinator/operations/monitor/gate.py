@@ -43,6 +43,8 @@ def gate_evaluation(
     dense = any((rule.metric or "").partition(",")[0] in SIGNALS for rule in policy.rule)
     against = baseline_of(settings.work_dir, record, baseline or policy.baseline, counts, mixed=mixed)
     ids = [find_record(settings, name)[0].evaluation_id for name in (against, evaluation)]
+    if ids[0] == ids[1]:
+        raise OperatorError(f"{ids[0]} cannot be its own baseline: name another evaluation")
     made, rows = compare_evaluations(settings.work_dir, ids, mixed=mixed, dense=dense)
     return judge_rows(policy, rows, made[-1].not_asked), ids
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from coordinator.base.words import first_of
+from coordinator.base.words import first_of, format_score
 from coordinator.results.report.learning_curves import point_labels
 from coordinator.results.report.row_verdicts import VERDICTS_NOTE, name_of, overall_of
 from coordinator.results.report.scores import Difference, Evaluation, key_difference
@@ -109,13 +109,13 @@ def show_comparison(
         values = (
             LACKING[row["not_asked"][i]]
             if value is None
-            else f"{value:.4f}{INCOMPARABLE_MARK if what else ''}{_short(said[i], i, len(heads))}"
+            else f"{format_score(value)}{INCOMPARABLE_MARK if what else ''}{_short(said[i], i, len(heads))}"
             for i, (value, what) in enumerate(zip(row["values"], row["differs"], strict=True))
         )
         last = (row["verdicts"] or [{"verdict": "", "words": "-"}])[-1]  # none of one evaluation
-        change = "-" if row["change"] is None else f"{row['change']:+.4f}"
+        change = "-" if row["change"] is None else format_score(row["change"], "+")
         if "reach" in last:
-            change += f" ± {last['reach']:.4f}"
+            change += f" ± {format_score(last['reach'])}"
         style = TINTS.get(last["verdict"], "")
         sheet.add(name_of(row), *values, change, last["words"], style=style)
     print_parts(console, sheet, "")

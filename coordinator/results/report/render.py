@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.measure import Measurement
 from rich.text import Text
 
-from coordinator.base.words import by_reason, first_of, format_seconds
+from coordinator.base.words import by_reason, first_of, format_score, format_seconds
 from coordinator.decide.evaluation.records import ScreenScore
 from coordinator.results.report.measurements import Report
 from coordinator.results.report.scores import scores_of, screened_in
@@ -311,8 +311,8 @@ def score_table(results: Mapping[str, Any], title: str, *, ascii_only: bool = Fa
             *(named if score.task != before else ["", "", "", ""]),
             "" if score.filter == "none" else score.filter,
             score.metric if better is None else f"{score.metric} {marks[not better]}",
-            f"{score.value:.4f}",
-            "-" if score.stderr is None else f"{score.stderr:.4f}",
+            format_score(score.value),
+            "-" if score.stderr is None else format_score(score.stderr),
         )
         before = score.task
     return sheet

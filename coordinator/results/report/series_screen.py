@@ -13,7 +13,7 @@ from statistics import fmean
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from coordinator.base.words import first_of, format_seconds
+from coordinator.base.words import first_of, format_score, format_seconds
 from coordinator.results.report.comparisons import (
     INCOMPARABLE_MARK,
     LACKING,
@@ -21,7 +21,7 @@ from coordinator.results.report.comparisons import (
     print_line,
     show_differences,
 )
-from coordinator.results.report.learning_curves import Curve, CurvePoint, Series, point_labels
+from coordinator.results.report.learning_curves import Curve, CurvePoint, Series
 from coordinator.results.report.row_verdicts import SERIES_NOTE
 from coordinator.results.report.scores import Evaluation
 from coordinator.results.report.tables import Parts, Sheet, print_parts
@@ -37,16 +37,18 @@ BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-~=+*#"  # of a sparkline, fro
 SPARKLINE_BARS = 12  # bars of a sparkline
 
 
-def plot_curves(curves: Sequence[Curve], width: int, *, ascii_only: bool = False) -> Iterator[Text | Parts]:
+def plot_curves(
+    curves: Sequence[Curve], width: int, *, order: Sequence[str] = (), ascii_only: bool = False
+) -> Iterator[Text | Parts]:
     """Yield a chart of up to len(MARKS) curves, then the meaning of each mark; x: training step, or order.
 
-    Points with non-finite values are not drawn; a single checkpoint has no chart.
+    `order`: labels in training order, of more checkpoints than these curves may have. Points with non-finite values are not drawn; a single checkpoint has no chart.
     """
     import plotext  # noqa: PLC0415 (other commands start without it)
     from plotext import _utility  # noqa: PLC0415
 
     drawn = [(c, [p for p in c.points if isfinite(p.value)]) for c in curves]
-    places = _places([p for _, points in drawn for p in points])
+    places = _places([p for _, points in drawn for p in points], order)
     if len(places) < 2:
         return
     # plotext's own uses a set, so the labels that fit depended on Python's hash seed.
@@ -74,11 +76,13 @@ def plot_curves(curves: Sequence[Curve], width: int, *, ascii_only: bool = False
     yield from legend
 
 
-def _places(points: Sequence[CurvePoint]) -> dict[str, float]:
+def _places(points: Sequence[CurvePoint], order: Sequence[str]) -> dict[str, float]:
     """Return label -> x: its step if all points have one, otherwise its position."""
     if all(p.step is not None for p in points):
         return {p.label: float(p.step or 0) for p in points}
-    return {label: float(i) for i, label in enumerate(dict.fromkeys(p.label for p in points))}
+    there = dict.fromkeys(p.label for p in points)
+    found = dict.fromkeys([*(label for label in order if label in there), *there])
+    return {label: float(i) for i, label in enumerate(found)}
 
 
 def without_step(points: Sequence[Evaluation]) -> str:
@@ -102,14 +106,14 @@ def _by_scale(curves: Sequence[Curve]) -> list[list[Curve]]:
 
 
 def _scores(
-    curves: Sequence[Curve], heading: str, rare: Mapping[str, Evaluation], *, whole: bool, ascii_only: bool
+    curves: Sequence[Curve], heading: str, every: Mapping[str, Evaluation], *, whole: bool, ascii_only: bool
 ) -> Sheet:
     """Return a row per curve: the first checkpoint, the latest ones, the total change, the best point, and a sparkline.
 
-    `rare`: labels of checkpoints that were not run on all tasks. `!` marks a point that shows the score to be worse, `~` one
+    `every`: label -> checkpoint with scores, in training order. `!` marks a point that shows the score to be worse, `~` one
     whose requests or scoring differ from the previous point.
     """
-    steps = list(dict.fromkeys(p.label for c in curves for p in c.points))
+    steps = [*every]
     some = steps if whole or len(steps) <= TABLE_CHECKPOINTS else [steps[0], *steps[1 - TABLE_CHECKPOINTS :]]
     # a narrow terminal shows fewer, the latest ones
     drops = [some[1 : i + 1] for i in range(1, len(some) - 1)]
@@ -121,17 +125,17 @@ def _scores(
         points = {p.label: p for p in curve.points}
         marks = {x: "!" if p.worse else INCOMPARABLE_MARK if p.differs else "" for x, p in points.items()}
         values = (
-            f"{points[x].value:.4f}{marks[x]}"
+            f"{format_score(points[x].value)}{marks[x]}"
             if x in points
-            else LACKING[x in rare and rare[x].leaves_out(curve.task)]
+            else LACKING[every[x].leaves_out(curve.task)]
             for x in some
         )
         several = len(curve.points) > 1
         sheet.add(
             curve.name,
             *values,
-            f"{curve.points[-1].value - curve.points[0].value:+.4f}" if several else "-",
-            f"{curve.best.value:.4f}" if several else "-",
+            format_score(curve.points[-1].value - curve.points[0].value, "+") if several else "-",
+            format_score(curve.best.value) if several else "-",
             curve.best.label if several else "-",
             sparkline([p.value for p in curve.points], ascii_only=ascii_only) if trend else "",
             style="red" if any(p.worse for p in curve.points) else "",
@@ -200,8 +204,8 @@ def _fallen(curves: Sequence[Curve]) -> Sheet:
     for drop, last in found:
         worse = drop.worse
         between = f"{worse.low} to {worse.high}"
-        levels = (f"{value:.4f}" for value in (worse.mean, drop.after))
-        sheet.add(drop.name, worse.since, between, *levels, drop.label, f"{last.value:.4f}", style="red")
+        levels = map(format_score, (worse.mean, drop.after))
+        sheet.add(drop.name, worse.since, between, *levels, drop.label, format_score(last.value), style="red")
     return sheet
 
 
@@ -228,19 +232,21 @@ def show_series(
         rows = [*means, *worse, *(c for c in curves if c not in worse)]
         shown = [*means, *curves] if whole or len(curves) <= len(MARKS) else [*means, *worse][: len(MARKS)]
         ascii_only = console.options.ascii_only
+        labels = {p.evaluation_id: p.label for c in curves for p in c.points}
+        every = {labels[p.evaluation_id]: p for p in series.points if p.evaluation_id in labels}
         charts = [
             line
             for alike in _by_scale(shown)
             for i in range(0, len(alike), len(MARKS))
-            for line in plot_curves(alike[i : i + len(MARKS)], console.width, ascii_only=ascii_only)
+            for line in plot_curves(
+                alike[i : i + len(MARKS)], console.width, order=[*every], ascii_only=ascii_only
+            )
         ]
         if worse:
             parts += [_fallen(worse), ""]
         if rows:
-            own = [p for p in series.points if p.suite == suite]
-            rare = {label: p for label, p in zip(point_labels(own), own, strict=True) if p.not_asked}
             heading = f"{suite}: scores by step"
-            parts += [_scores(rows, heading, rare, whole=whole, ascii_only=ascii_only), ""]
+            parts += [_scores(rows, heading, every, whole=whole, ascii_only=ascii_only), ""]
         if screened := [p for p in series.points if p.suite == suite and p.screened]:
             heading = f"{suite}: screens by step (! worse, ? open)"
             parts += [_screens(screened, heading, whole=whole), ""]
@@ -265,5 +271,5 @@ def show_series(
         print_line(console, "`--all` prints all checkpoints and the curve of each score", "dim")
     if series.superseded:
         many = "evaluations are" if series.superseded > 1 else "evaluation is"
-        said = "left out: another one has the scores of the same checkpoint and suite"
+        said = "left out: another one of its checkpoint and suite counts"
         print_line(console, f"{series.superseded} {many} {said}", "dim")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from coordinator.base.words import first_of
+from coordinator.base.words import first_of, format_score
 from coordinator.results.report.learning_curves import MEAN, Curve, CurvePoint, Series, Worse, best_of
 from coordinator.results.report.scores import SCORE_CONFIG
 from evaljobs.contract.specs import Record, StateRecord
@@ -40,7 +40,7 @@ class Drop(Record):
 
     @property
     def levels(self) -> str:
-        return f"{self.worse.mean:.4f} before, {self.after:.4f} at {self.label}"
+        return f"{format_score(self.worse.mean)} before, {format_score(self.after)} at {self.label}"
 
     @property
     def words(self) -> str:

@@ -16,7 +16,14 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from coordinator.base.clock import SKEW_SECONDS
-from coordinator.base.words import by_reason, clock_time, first_of, format_estimate, format_seconds
+from coordinator.base.words import (
+    by_reason,
+    clock_time,
+    first_of,
+    format_estimate,
+    format_score,
+    format_seconds,
+)
 from coordinator.interface.cli.screen.evaluation_views import (
     EvaluationView,
     back_off_seconds_left,
@@ -217,10 +224,10 @@ def _lines(console: Console, made: RenderableType) -> int:
 
 
 def value_in_words(score: ScoreValue) -> str:
-    error = "" if score.stderr is None else f" ± {score.stderr:.4f}"
-    return f"{score.measure} {score.value:.4f}{error}"
+    error = "" if score.stderr is None else f" ± {format_score(score.stderr)}"
+    return f"{score.measure} {format_score(score.value)}{error}"
 
 
 def score_in_brief(score: ScoreValue) -> str:
     """Format task, metric and value; the error is in the report."""
-    return f"{score.task} {score.metric} {score.value:.4f}"
+    return f"{score.task} {score.metric} {format_score(score.value)}"
