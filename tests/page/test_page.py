@@ -216,7 +216,9 @@ def test_trainings_of_a_page_are_the_folders_of_checkpoints():
 
 
 def test_a_card_has_the_scores_of_a_checkpoint_that_is_evaluated_again():
-    """It counts each checkpoint once, shows the newest evaluation's state, and the scores that there are."""
+    """It counts each checkpoint once, also a copy of another training's, shows the newest evaluation's state, and the scores
+    that there are.
+    """
 
     def one(name, at, **more):
         known = fields_of_record(record()) | {
@@ -228,10 +230,10 @@ def test_a_card_has_the_scores_of_a_checkpoint_that_is_evaluated_again():
 
     score = ScoreValue("add", "acc", "none", 0.5)
     every = [one("first", 1.0, ended_at=2.0, scores=(score,)), one("again", 3.0)]
-    scored = Training(folder="/r", suite="s", scored=(("first", "1"),), mean=(0.5,))
+    scored = Training(folder="/r", suite="s", scored=(("copied", "0"), ("first", "1")), mean=(None, 0.5))
     data = index_data([(every[1], None)], every[:1], lambda *_: scored, 4.0)
     (card,) = data["trainings"]
-    assert (card["checkpoints"], card["lines"]) == (1, {"add": [0.5]})
+    assert (card["checkpoints"], card["lines"]) == (2, {"add": [None, 0.5]})
     assert [state[0] for state in card["states"]] == ["again"]
 
 

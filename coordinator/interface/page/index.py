@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from coordinator.base.words import format_estimate
+from coordinator.base.words import by_reason, format_estimate
 from coordinator.results.report.learning_curves import MEAN, Curve, Series, groups_now
 from coordinator.results.report.row_verdicts import SERIES_NOTE
 from coordinator.results.report.scores import top_groups
@@ -62,7 +62,8 @@ class TrainingStanding(NamedTuple):
     @property
     def others(self) -> list[str]:
         """Describe evaluations that are not done, the latest first."""
-        return [f"{s.label} {text}" for s, (word, text) in self._apart() if word != "cancelled"]
+        apart = {s.label: text for s, (word, text) in self._apart() if word != "cancelled"}
+        return [f"{labels} {text}" for labels, text in by_reason(apart).items()]
 
     @property
     def states(self) -> list[list[str]]:
@@ -123,12 +124,13 @@ def _card(one: TrainingStanding, name: str) -> dict[str, Any]:
     """Return a training's card. `lines`: name -> values over `scored`, checkpoints with scores; `states`: of the others."""
     folder, suite, mode = one.key
     training = one.training
+    copied = [i for i, _ in training.scored if i not in one.stands] if training else []
     return {
         "folder": folder,
         "name": name,
         "suite": suite,
         "mode": mode,
-        "checkpoints": len(one.members),
+        "checkpoints": len(one.members) + len(copied),
         "scored": training.scored if training else [],
         "lines": _lines(one.scored, training) if training else {},
         "standing": training_as_shown(training) if training else None,

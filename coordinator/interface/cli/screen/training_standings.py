@@ -16,6 +16,7 @@ from coordinator.runtime.work_lock import WorkLock
 from coordinator.site.config.schema import Config
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
+MAX_OTHERS = 3  # states of evaluations that are not done, in a sentence
 MAX_TRAININGS = 3  # trainings below a table, those with the newest evaluations
 
 
@@ -57,7 +58,8 @@ def standing_lines(found: Iterable[TrainingStanding]) -> Iterator[Parts]:
 
 
 def standing_sentence(one: TrainingStanding) -> str:
-    return training_sentence(one.training, one.others[:MAX_TRAININGS]) if one.training else ""
+    others = [*one.others[:MAX_OTHERS], *["others are not done either"][: len(one.others) > MAX_OTHERS]]
+    return training_sentence(one.training, others) if one.training else ""
 
 
 def as_json(one: TrainingStanding) -> dict[str, Any]:
