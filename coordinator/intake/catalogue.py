@@ -105,7 +105,12 @@ def entry_holding(entry: TaskEntry, known: Known, env: Mapping[str, str]) -> Hol
     under = leaf_tasks(entry.name, known)
     tasks = [known[name] for name in under if name in known]
     shots = {task.num_fewshot if entry.num_fewshot is None else entry.num_fewshot for task in tasks}
-    counts = [_documents(task, entry.limit, env) for task in tasks]
+    chosen = entry.samples or {}
+    counts = [
+        len({*chosen[name]}) if name in chosen else _documents(known[name], entry.limit, env)
+        for name in under
+        if name in known
+    ]
     whole = len(tasks) == len(under) and all(count is not None for count in counts)
     missing = dict.fromkeys(name for task in tasks for name in _missing(task, env))
     places = {_place(task) for task in tasks} if len(tasks) == len(under) else {"unknown"}

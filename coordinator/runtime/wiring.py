@@ -147,8 +147,8 @@ def _password(file: Path | None) -> str | None:
         return None
     try:
         mode, password = file.stat().st_mode, file.read_text().strip()
-    except OSError as error:
-        raise OperatorError(f"[redis] password_file {file}: {error.strerror}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise OperatorError(f"[redis] password_file {file}: {getattr(error, 'strerror', error)}") from error
     if mode & stat.S_IROTH:
         raise OperatorError(f"[redis] password_file {file}: all users may read it; type: chmod o-r {file}")
     return password

@@ -72,6 +72,12 @@ def test_data_that_are_here_are_counted_and_others_are_named(folder, lines, data
     assert (one.data, one.missing, one.documents) == ("local" if there else "missing", missing, documents)
 
 
+def test_documents_that_a_suite_names_are_counted_once(folder):
+    """As lm_eval asks them, whatever else there is."""
+    (one,) = held(folder, TaskEntry(name="local", samples={"local": (4, 1, 4)}))
+    assert (one.documents, one.at_most) == (2, False)
+
+
 def test_a_limit_counts_as_lm_eval_counts_it(folder):
     shares = [{"limit": 3, "num_fewshot": 2}, {"limit": 0.5}]
     whole, some, share = held(folder, *(TaskEntry(name="local", **each) for each in ({}, *shares)))

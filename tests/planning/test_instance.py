@@ -169,3 +169,11 @@ def test_a_suite_in_fast_mode_is_predicted_to_take_less():
     assert fast["hellaswag"] < exact["hellaswag"] / 2
     assert fast["gsm8k"] == exact["gsm8k"]
     assert all(fast[name] <= exact[name] for name in exact)
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path):
+    """Of an instance or a task list; one without an end, such as a device, is read no further than the limit."""
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    for words in (["plan", "--instance"], ["import-tasks"]):
+        assert "is not UTF-8 text" in str(typed(*words, tmp_path / "binary", code=1).exception)
+    assert "is longer than 16 MiB" in str(typed("import-tasks", "/dev/zero", code=1).exception)

@@ -276,13 +276,10 @@ class ImportTasks(Command):
 
     def run(self) -> None:
         from coordinator.intake.foreign_tasks import read_task_list, suite_text
+        from coordinator.site.config.toml import read_text
         from evaljobs.contract.paths import slug
 
-        try:
-            found = read_task_list(self.file.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-            raise OperatorError(f"{self.file} cannot be read: {why}") from error
+        found = read_task_list(read_text(self.file))
         missing = f"lm-eval has no equal of {', '.join(found.unknown)}" if found.unknown else ""
         if not found.tasks:
             raise OperatorError(f"{self.file}: {missing or 'it names no task'}")

@@ -122,13 +122,12 @@ class Plan(TableCommand):
 
     def _of_file(self, file: Path) -> str:
         """Read an instance file. Raise OperatorError if an option that describes a suite's run was given."""
+        from coordinator.site.config.toml import read_text
+
         known = {"instance", "as_json", "config", "work_dir", "detect", "power"}
         if typed := [f"--{name.replace('_', '-')}" for name in self.given if name not in known]:
             raise OperatorError(f"{', '.join(typed)}: for --suite; an --instance file has its own values")
-        try:
-            return file.read_text()
-        except OSError as error:
-            raise OperatorError(f"{file}: {error.strerror}") from error
+        return read_text(file, 1 << 30)
 
     def _of_suite(self) -> str:
         """Return the suite's instance, saved if requested."""

@@ -28,15 +28,23 @@ Where = Callable[[Location], str]  # location -> source of its value, e.g. "eval
 
 def read_toml(path: Path) -> tuple[dict[str, Any], str]:
     """Read the values of a TOML file, and its text. Raise OperatorError if it is not TOML."""
+    text = read_text(path)
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise OperatorError(f"{path} is longer than {MOST_BYTES >> 20} MiB: not a settings or suite file")
-        text = path.read_text(encoding="utf-8")
         return tomllib.loads(text), text
     except RecursionError as error:
         raise OperatorError(f"{path} is nested too deeply") from error
     except tomllib.TOMLDecodeError as error:
         raise OperatorError(f"{path} is not TOML: {error}") from error
+
+
+def read_text(path: Path, most: int = MOST_BYTES) -> str:
+    """Read a file that a person named. Raise OperatorError if that fails, or it is no text of at most so many bytes."""
+    try:
+        with path.open("rb") as file:
+            found = file.read(most + 1)
+        if len(found) > most:
+            raise OperatorError(f"{path} is longer than {most >> 20} MiB: not a settings or suite file")
+        return found.decode()
     except UnicodeDecodeError as error:
         raise OperatorError(f"{path} is not UTF-8 text: {error}") from error
     except OSError as error:
@@ -80,7 +88,7 @@ def _refuse_secrets(data: Mapping[str, Any], where: Where) -> None:
         f'write it to a file of mode 0600, and set prologue = "export {variable}=$(cat FILE)" in [trial]',
     )
     raise OperatorError(
-        f"{where(found)}: {found[-1]!r} of {table_header(found[:-1])} contains a secret that would appear in records and logs: {instead}"
+        f"{where(found)}: {_key_name(found[-1])} of {table_header(found[:-1])} contains a secret that would appear in records and logs: {instead}"
     )
 
 
@@ -157,9 +165,11 @@ def _complaint(model: type[BaseModel], data: Mapping[str, Any], error: Validatio
         text = f"{owner} has no key {key!r}; {did_you_mean(str(key), _fields(model, location[:-1]))}"
     else:
         wanted = " or ".join(dict.fromkeys(_wanted(f) for _, f in first))
-        text = f"{key!r} of {owner} should be {wanted}, not {_shown(fault['input'])}"
+        text = f"{_key_name(key)} of {owner} should be {wanted}, not {_shown(fault['input'])}"
         if wanted == "a list" and isinstance(fault["input"], str):  # usually from a variable
             text += f": write {_shown(fault['input'].split(','))}"
+        elif wanted == "a list" and isinstance(fault["input"], Mapping):
+            text += f": write [[{key}]]"
     # a list with a faulty member is also reported as too short
     holders = {place[:end] for place in faults for end in range(len(place))}
     others = dict.fromkeys(repr(str(place[-1])) for place in faults if place not in {location, *holders})
@@ -185,6 +195,10 @@ def _is_list(data: Any) -> bool:
     return isinstance(data, Sequence) and not isinstance(data, str)
 
 
+def _key_name(key: str | int) -> str:
+    return f"item {key + 1}" if isinstance(key, int) else repr(key)
+
+
 def table_header(location: Location) -> str:
     """Return a table's header as written: "[trial]", "[[task]] 2" (from 1), "samples of [[task]] 2", or "the file"."""
     if not location:
@@ -204,6 +218,8 @@ def _wanted(fault: Any) -> str:
     text = text.removeprefix("Input should be ").removeprefix("Value error, ")
     if size := _SIZE.match(text):
         return f"{'a text' if size[1] == 'String' else 'a list'} of {size[2]}"
+    if text.startswith("String should match pattern"):  # the only one of a file's texts, `specs.Name`
+        return "a text without control characters"
     return {"an object": "a table", "a valid array": "a list", "a valid tuple": "a list"}.get(text, text)
 
 
