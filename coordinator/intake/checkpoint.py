@@ -68,6 +68,7 @@ _STEP = re.compile(
 )
 _EPOCH = re.compile(rf"epochs?[-_=]?([0-9]+){_ENDS}", re.IGNORECASE)
 _ALONE = re.compile(r"^([0-9]+)(?:[-_][a-zA-Z]+)*$")
+MOST_STEPS = 1 << 53  # every step up to it is exact as a float; a larger number in a name is no step
 LOADED_AT_ONCE = 4  # tensors that transformers reads and converts concurrently
 MOST_TEXT = 1000  # characters of an error
 WRAPPERS = frozenset(trained_values.WRAPPERS)
@@ -219,7 +220,7 @@ def step_of(name: str) -> int | None:
     own name, as in "gpt2" or "Qwen3-8", and dates do not count.
     """
     found = _STEP.findall(name) or _EPOCH.findall(name) or _ALONE.findall(name)
-    return int(found[-1]) if found else None
+    return int(found[-1]) if found and int(found[-1]) <= MOST_STEPS else None
 
 
 def read_json(path: Path) -> dict[str, Any]:

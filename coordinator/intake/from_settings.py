@@ -29,7 +29,7 @@ from coordinator.decide.evaluation.job_specs import Site
 from coordinator.decide.evaluation.records import EvaluationRecord, Inputs, RunOptions, evaluation_id
 from coordinator.errors import EvalspanError, OperatorError, RetryError
 from coordinator.intake import cadence, suites
-from coordinator.intake.checkpoint import inspect_checkpoint
+from coordinator.intake.checkpoint import MOST_STEPS, inspect_checkpoint
 from coordinator.intake.source_keys import inputs_of, with_full_paths
 from coordinator.intake.work_folder import is_of_another
 from coordinator.site.cluster.local import gpu_names
@@ -51,6 +51,7 @@ found=$(find "$1" -ignore_readdir_race \( ! -user "$(id -u)" ! -user 0 -o -perm 
   echo "evalspan: not run, since others may write to it or own it: $(head -n 1 <<<"${found:-$1}"); remove $1" >&2; exit 1; }
 shift; exec "$@"
 """
+DEVICES = ("cuda", "cpu", "xpu", "hpu", "npu", "mps", "mlu", "musa", "xla")  # of torch and its extensions
 NOT_STARTED = (126, 127)  # exit codes of bash where it cannot start a program
 LOCAL_CPU_SLOTS = 2  # concurrent trials on a machine without GPUs
 
@@ -180,8 +181,12 @@ def check_endpoint(config: Config) -> None:
 
 
 def check_device(config: Config) -> None:
-    """Raise OperatorError if trials need a GPU of this machine and it has none, or hold several GPUs but use one."""
+    """Raise OperatorError if torch has no such device, or trials need a GPU of this machine and it has none, or hold several
+    GPUs but use one.
+    """
     device = config.trial.device or ""
+    if device and device.partition(":")[0] not in DEVICES:
+        raise OperatorError(f"--device {device} ([trial] device): name one of torch's, {', '.join(DEVICES)}")
     none_here = config.cluster.kind == "local" and not gpu_names()
     if not none_here and not device.startswith("cpu"):
         _check_spread(config)
@@ -351,8 +356,8 @@ def evaluation_record(
     convert`, a folder that is not in Hugging Face format is converted. `step` None: from the folder's name. `final`: the last
     checkpoint of a training. `cadences`: as in `not_asked`.
     """
-    if step is not None and step < 0:
-        raise OperatorError(f"step is a training step, 0 or more, not {step}")
+    if step is not None and not 0 <= step <= MOST_STEPS:
+        raise OperatorError(f"step is a training step, from 0 to {MOST_STEPS}, not {step}")
     loaded, section = chosen_suite(config, suite), config.checkpoint
     spec = inspect_checkpoint(checkpoint, allow_bin=section.allow_bin, convert=section.convert, step=step)
     if loaded.mode == "fast" and spec.growing_rope:

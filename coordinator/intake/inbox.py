@@ -28,6 +28,7 @@ from coordinator.base.isolate import warn_once
 from coordinator.base.words import CONTROL_CHARACTERS, one_line
 from coordinator.decide.evaluation.records import EvaluationRecord
 from coordinator.errors import OperatorError
+from coordinator.intake.checkpoint import MOST_STEPS
 from coordinator.intake.work_folder import SHARED_INBOX_MODE, name_of, unsafe_reason
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import Record, StateRecord, SuiteSpec
@@ -40,7 +41,6 @@ MOST_NEW = 200  # new files per look of a daemon: a millisecond each on NFS
 UNBOUNDED_LOOK = 100_000  # files that the single look of a command reads
 MOST_ERRORS = 3  # errors shown of a malformed file
 MOST_SHOWN = 500  # characters shown of a malformed file
-MOST_STEPS = 1 << 53  # every step below it is exact as a float
 MOST_NAME = 200  # characters of a refused file's name
 MOST_REFUSED = 100  # refused files to keep: the newest
 UNFINISHED_SECONDS = 3600.0  # a file unfinished for this long has lost its writer

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -36,6 +36,15 @@ def unreadable_message(work_dir: Path) -> str:
     return f"{len(folders)} {many} to another user and {todo}" if folders else ""
 
 
+def ids_of(name: str, ids: Iterable[str]) -> list[str]:
+    """Return the ids that begin with `name`, or end with it as their digest; where it is whole words of some, these alone, so
+    that "step-100" does not mean "step-1000-…".
+    """
+    found = [i for i in ids if i.startswith(name) or i.endswith(f"-{name}")]
+    whole = [i for i in found if f"{i}-".startswith(f"{name}-")]
+    return whole or found
+
+
 def find_folder(config: Config, prefix: str, names: Collection[str] | None = None) -> EvaluationPaths:
     """Return the folder of the evaluation whose id begins with `prefix`, or ends with it as its digest. Raise OperatorError
     unless there is exactly one. `names`: of the work folder's entries; spares a listing of 50 ms among 3,000.
@@ -43,12 +52,12 @@ def find_folder(config: Config, prefix: str, names: Collection[str] | None = Non
     root = Path(config.work_dir)
     if prefix != ".." and Path(prefix).name == prefix and os.path.exists(root / prefix / "journal.jsonl"):  # noqa: PTH110 (False in a private folder)
         return EvaluationPaths(root / prefix)
-    ids = known_ids(root) if names is None else []
-    found = [i for i in sorted(names or ids) if i.startswith(prefix) or i.endswith(f"-{prefix}")]
+    ids = known_ids(root) if names is None else ids_of(prefix, sorted(names))
     if names is not None:
-        found = [i for i in found if os.path.exists(root / i / "journal.jsonl")]  # noqa: PTH110 (as above)
-        if not found:
+        ids = [i for i in ids if os.path.exists(root / i / "journal.jsonl")]  # noqa: PTH110 (as above)
+        if not ids:
             raise OperatorError(f"no evaluation in {root} begins with {prefix!r}")
+    found = ids_of(prefix, ids)
     if len(found) != 1:
         known = first_of(found or ids) or "none"
         what = "no evaluation" if not found else f"{len(found)} evaluations"

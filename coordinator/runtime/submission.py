@@ -14,7 +14,7 @@ from coordinator.errors import OperatorError
 from coordinator.intake import inbox, pending, resubmit
 from coordinator.intake.work_folder import refuse_guest
 from coordinator.runtime.journal import Journal
-from coordinator.runtime.known_evaluations import find_folder
+from coordinator.runtime.known_evaluations import find_folder, ids_of
 from coordinator.runtime.summary import read_ended_summary, read_evaluation, read_summary
 from coordinator.runtime.work_lock import WorkLock, is_daemon
 from coordinator.site.config.schema import Config
@@ -86,8 +86,7 @@ def withdraw_submission(settings: Config, name: str) -> str:
     paths = WorkPaths(settings.work_dir)
     files = inbox.waiting_files(paths)
     ids = {file.notice.evaluation_id for file in files} - {""}
-    found = sorted(i for i in ids if i.startswith(name) or i.endswith(f"-{name}"))
-    found = [name] if name in ids else found
+    found = ids_of(name, sorted(ids))
     if len(found) > 1:
         raise OperatorError(
             f"{len(found)} submissions begin with {name!r}: {first_of(found)}; type more of the id"

@@ -21,6 +21,7 @@ from coordinator.intake.inbox import Notice, leave_notice
 from coordinator.interface.cli.screen.evaluation_views import choose_shown, has_failed
 from coordinator.interface.cli.screen.listing import Surroundings, show_left_out
 from coordinator.interface.cli.screen.work_folder_view import WorkFolderView, wrapped_daemon
+from coordinator.runtime.known_evaluations import ids_of
 from coordinator.runtime.summary import Parked, Summary, Task
 from coordinator.runtime.work_lock import DAEMON, WorkLock
 from coordinator.site.cluster.slurm_parse import FIELD_END, QUEUE_FORMAT, RECORD_END
@@ -68,6 +69,19 @@ def test_a_choice_of_rows_is_complete_in_order_and_counts_what_it_leaves_out(fou
     assert last is None or len(shown) <= last
     said = printed(*show_left_out(left, len(shown), "evalspan status"))
     assert (f"--last {asked}" in said) == bool(left)
+
+
+def test_a_name_means_its_whole_words_before_the_beginning_of_longer_ones():
+    """A step is not the beginning of a larger one; the digest at the end is enough."""
+    ids = ["step-100-a-1f", "step-1000-a-2f", "step-1000-b-3f"]
+    for name, found in (
+        ("step-100", ids[:1]),
+        ("step-1000", ids[1:]),
+        ("step-10", ids),
+        ("2f", ids[1:2]),
+        ("", ids),
+    ):
+        assert ids_of(name, ids) == found
 
 
 def test_on_slurm_the_daemon_is_started_as_a_job_and_its_last_log_is_named(tmp_path, monkeypatch):

@@ -23,6 +23,7 @@ from lm_eval.utils import (
     get_sample_results_filenames,
     make_table,
 )
+from support import commands
 from support.toys import TASKS
 
 from coordinator.errors import OperatorError
@@ -361,3 +362,22 @@ def test_the_same_command_line_gives_the_digits_of_lm_eval(toy_model, tmp_path):
         "evalspan", "eval", *line, "-o", str(tmp_path / "own.json")
     )
     assert len([*tmp_path.glob("own_*.json")]) == len([*tmp_path.glob("samples_toy_sums_*.jsonl")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--device", "gpu", "--device gpu .*: name one of torch's, cuda, cpu"),
+        ("--output-path", "file/out", "file/out cannot be written: .*file is not a folder"),
+        ("--output-path", "file/own.json", "file cannot be written: .*is not a folder"),
+    ],
+)
+def test_what_would_fail_once_the_scores_are_there_is_refused_first(
+    tmp_path, monkeypatch, option, value, said
+):
+    """Nothing is built or submitted."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    words = ["eval", tmp_path, "--tasks", "x", "--cluster", "local", "--work-dir", tmp_path / "work"]
+    assert re.search(said, str(commands.typed(*words, option, value, code=1).exception))
+    assert not [*tmp_path.glob("work/*/journal.jsonl")]

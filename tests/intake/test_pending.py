@@ -288,7 +288,7 @@ STEPS = {
     "pythia-70m-step3000": 3000, "final": None, "SmolLM2-135M-Instruct": None, "Llama-3.2-1B": None, "Qwen2.5": None,
     "gpt2": None, "phi-2": None, "Qwen3-8": None, "2024-01-05": None, "lr3e-4": None, "step_1e3": None, "mamba-2": None,
     "step-3,000": None, "step-20k": None, "epoch=1-step=500": 500, "epoch-3": 3, "ckpt_7": 7, "iteration300": 300,
-    "lr3e-4-step-10": 10,
+    "lr3e-4-step-10": 10, f"step-{1 << 54}": None,
 }  # fmt: skip
 
 

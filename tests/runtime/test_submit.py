@@ -139,6 +139,11 @@ def test_the_step_is_the_same_however_a_checkpoint_comes(tmp_path, name, said, s
         assert only(ears).state.record.checkpoint.step == step
 
 
+def test_a_step_that_is_no_exact_float_is_refused(tmp_path):
+    said = typed("submit", small(tmp_path / "step-1"), "--suite", SUITE, "--step", 1 << 54, code=1).exception
+    assert "step is a training step, from 0 to" in str(said)
+
+
 def test_a_copy_of_a_checkpoint_is_one_evaluation_in_the_series_of_both_trainings(tmp_path):
     """Name, content and times are the same: a notice and a submission of it tell where it lies, too."""
     ears = daemon(tmp_path / "work")

@@ -208,6 +208,10 @@ class TableCommand(SettingsCommand):
 
     as_json: bool = flag("Print JSON (versioned) instead of tables.", "--json")
 
+    def refuse_both(self, *, as_csv: bool) -> None:
+        if as_csv and self.as_json:
+            raise OperatorError("--csv and --json cannot be combined")
+
 
 EVALUATION = "Evaluation id, its beginning, or the digest at its end."
 VERBOSE = flag("Print the complete accounting, by stage and GPU.", "--verbose", "-v")
@@ -302,6 +306,15 @@ def print_to_stderr(text: str) -> None:
 
 def show_json(data: Any) -> None:
     stdout_console().print_json(json.dumps(replace_non_finite(data), default=str))
+
+
+def refuse_output(folder: Path) -> None:
+    """Raise OperatorError if a folder neither exists nor can be made, before a command computes what to write there."""
+    there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
+    if not os.path.isdir(there):  # noqa: PTH112 (False in a private folder)
+        raise OperatorError(f"{folder} cannot be written: {there} is not a folder")
+    if not os.access(there, os.W_OK):
+        raise OperatorError(f"{folder} cannot be written: you may not write to {there}")
 
 
 @contextmanager

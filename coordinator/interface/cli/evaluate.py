@@ -22,6 +22,7 @@ from coordinator.interface.cli.app import (
     option,
     print_text,
     print_to_stderr,
+    refuse_output,
     report_write_errors,
     show_json,
     stdout_console,
@@ -78,6 +79,8 @@ class Evaluate(SuiteCommand):
     verbose: bool = VERBOSE
 
     def run(self) -> None:
+        if (out := self.output_path) is not None:
+            refuse_output(out.parent if out.suffix == ".json" else out)
         if self.check_fast is not None:
             self._check_fast(self.check_fast)
         else:

@@ -254,7 +254,7 @@ class Status(TableCommand):
             show_disk(self.there(), self.last, as_json=self.as_json)
             return
         settings = self.settings(makes=False)
-        only = find_folder(settings, self.evaluation).root.name if self.evaluation else None
+        only = find_folder(settings, self.evaluation).root.name if self.evaluation is not None else None
         found, now = all_summaries(settings), time.time()
         around = WorkFolderView(settings, self.typed("daemon")).around
         last = self.last if self.as_json else self.last or DEFAULT_ROWS
@@ -278,7 +278,7 @@ class Status(TableCommand):
             print_text("no evaluations here yet: `evalspan submit` or `evalspan eval` starts one")
             print_text(f"work folder: {self.place(settings)}")
         elif found and not shown:
-            which = "runs or waits" if self.only_open else "has failed"
+            which = " and ".join(["runs or waits"] * self.only_open + ["has failed"] * self.only_failed)
             print_text(f"none of the {len(found)} evaluations here {which}")
         left = show_left_out(left_out, len(shown), self.typed("status"))
         below = [*left, *standing_lines(known), *around.lines(now)]
@@ -304,7 +304,7 @@ class Watch(SettingsCommand):
         from coordinator.runtime.known_evaluations import find_folder
 
         settings = self.there()
-        only = find_folder(settings, self.evaluation) if self.evaluation else None
+        only = find_folder(settings, self.evaluation) if self.evaluation is not None else None
         if why := draw_until_over(settings, stdout_console(), self.typed("daemon"), only):
             print_text(why)
 
