@@ -191,6 +191,7 @@ def synthetic_jobs() -> None:
 
 def main(root: Path, at_once: int = 0, minutes: float = 0.0) -> None:
     os.environ[synthetic.FOLDER] = str(root)
+    os.environ.pop("PYTHONTRACEMALLOC", None)  # this process alone is traced, not its jobs
     # pydantic keeps strings that it read, about 16,000: full before the first row, as after weeks
     TypeAdapter(list[str]).validate_json(json.dumps([f"string {n}" for n in range(200_000)]))
     costs = Costs(Service.tick)
