@@ -183,6 +183,7 @@ def run_entry(
     """
     import lm_eval.evaluator  # noqa: PLC0415
 
+    _compile_templates_once()
     python, numpy, torch, fewshot = DEFAULT_SEEDS if suite.seed is None else (suite.seed,) * 4
     multiturn = suite.fewshot_as_multiturn
     if multiturn is None:  # EvaluatorConfig._validate_arguments
@@ -209,6 +210,14 @@ def run_entry(
         )
     assert results is not None, "lm-eval gave no results: this process is not its rank 0"
     return dict(results)
+
+
+@functools.cache
+def _compile_templates_once() -> None:
+    """Patch lm-eval in this process: it compiles a task's template for each document, two fifths of the time of a score."""
+    import lm_eval.utils  # noqa: PLC0415
+
+    lm_eval.utils.env.from_string = functools.lru_cache(maxsize=64)(lm_eval.utils.env.from_string)
 
 
 def entry_tasks(

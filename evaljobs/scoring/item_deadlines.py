@@ -68,6 +68,8 @@ class Items:
         self._note = -1
         self._deaths: Counter[Item] = Counter()
         self._first: set[str] = set()  # tasks whose metric has run
+        # leaf task -> documents to score; None: all
+        self._asked = spec.documents if isinstance(spec, ScoreSpec) else None
 
     def __enter__(self) -> Items:
         make_folder(self._file.parent)
@@ -135,10 +137,13 @@ class Items:
     def guard(self, name: str, task: Any) -> None:
         """Route lm-eval's loop over a task's documents through `value`, and limit the time of its filters."""
         documents, metric, filters = task.doc_iterator, task.process_results, task.apply_filters
+        asked = None if self._asked is None else set(self._asked.get(name, ()))
 
         def doc_iterator(**arguments: Any) -> Iterator[tuple[int, Any]]:
             count = 0
             for document, doc in documents(**arguments):
+                if asked is not None and getattr(task, "_instances", None) and document not in asked:
+                    continue  # not while requests are built: prompts may depend on the documents before
                 count += 1
                 self.take((name, document))
                 yield document, doc

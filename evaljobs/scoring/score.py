@@ -257,16 +257,15 @@ def _write(
 
     cluster = spec.suite.tasks[spec.entry].cluster
     signals, parts = {}, {}
-    asked = spec.documents
     for task, found in results["samples"].items():
-        samples = [_sample(one) for one in found if asked is None or int(one["doc_id"]) in set(asked[task])]
+        samples = [_sample(one) for one in found]
         lines = [json.dumps(s, default=handle_non_serializable, ensure_ascii=False) + "\n" for s in samples]
         write_atomic(paths.samples / f"samples_{slug(task)}_{spec.entry:03d}.jsonl", "".join(lines).encode())
         parts[spec.entry, task] = columns = columns_of(samples, cluster)
         signals[task] = signal_means(columns) | {"chance": chance_of(samples)}
     write_atomic(paths.columns(spec.entry), pack_columns(parts))
     kept = {part: results[part] for part in PARTS if part in results}
-    if asked is not None:  # lm-eval's scores cover blanks, too
+    if spec.documents is not None:  # lm-eval's scores are of these alone
         kept |= {"results": {}, "groups": {}, "n-samples": {}}
         signals = {}
     # a task's YAML may contain the token of its data set

@@ -60,6 +60,28 @@ def test_hanging_and_deadly_items_have_no_score_and_all_others_have_theirs(model
     assert list(again.unscored) == ["toy_hostile 2"], "what died is not run again, whatever became of it"
 
 
+@pytest.mark.model
+@pytest.mark.parametrize("task", ["toy_choice", "toy_pages"])
+def test_a_look_scores_what_was_asked_as_the_whole_score_does_and_nothing_else(model_dir, tmp_path, task):
+    """Of documents whose answers are there; no metric runs on another, all requests are built, and each template is compiled once."""
+    import lm_eval.utils
+
+    spec = dumped(model_dir, Case(task=task), tmp_path)
+
+    def samples_of(documents):
+        told = spec.model_copy(update={"documents": documents and {task: documents}})
+        found = json.loads(Path(score.score_entry(told).result_file).read_text())
+        (file,) = (tmp_path / "samples").glob("*.jsonl")
+        return found["results"], [json.loads(line) for line in file.read_text().splitlines()]
+
+    results, whole = samples_of(None)
+    assert results
+    asked = tuple(sorted({line["doc_id"] for line in whole})[1::2])
+    compiled = lm_eval.utils.env.from_string.cache_info().misses
+    assert samples_of(asked) == ({}, [line for line in whole if line["doc_id"] in asked])
+    assert lm_eval.utils.env.from_string.cache_info().misses == compiled
+
+
 def test_where_no_item_is_left_there_is_no_score(tmp_path):
     """A task all of whose items fail is a failure that names the first reason; one whose filters never end names those."""
 

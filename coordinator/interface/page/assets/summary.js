@@ -65,11 +65,13 @@ const signed = (value) => `${value >= 0 ? "+" : "−"}${score(Math.abs(value))}`
 
 /** Estimates and verdicts of a screen, which are no scores. */
 function screenPart({ reference, max_drop: drop, tasks }) {
-  const reach = (r) => `${score(r.estimate)} ± ${score(Math.max(r.high - r.estimate, r.estimate - r.low))} (screen, ${r.asked.toLocaleString("en")} of ${r.documents.toLocaleString("en")})`;
-  const columns = [{ name: "task", of: (r) => r.task }, { name: "metric", of: (r) => r.metric, wide: true }, { name: "estimate", of: (r) => r.estimate, show: (r) => said(reach(r)), right: true },
-    { name: "reference", of: (r) => r.reference, show: (r) => said(score(r.reference)), right: true },
-    { name: `lower by more than ${drop}?`, of: (r) => r.verdict, show: (r) => el("span", { class: `verdict ${r.verdict === "worse" ? "trouble" : "soft"}` }, said(r.verdict)) }];
-  return section("scores", "Screen", `Against ${reference}. Estimates of the scores over all documents, from those asked, with 95 % intervals; they are not compared with scores.`, table(columns, tasks, { label: "screen", key: "scores" }));
+  const asked = (r) => `${r.asked.toLocaleString("en")} of ${r.documents.toLocaleString("en")}`;
+  const reach = (r) => `${score(r.estimate)} ± ${score(Math.max(r.high - r.estimate, r.estimate - r.low))}`;
+  const answer = (r) => (r.verdict === "open" ? "open: lower, perhaps by chance" : `${r.verdict} by ${drop}`);
+  const columns = [{ name: "task", of: (r) => r.task, show: (r) => el("span", {}, breaking(said(r.task)), el("small", { class: "narrow" }, asked(r))) }, { name: "metric", of: (r) => said(r.metric.replace(/,none$/, "")), wide: true },
+    { name: "estimate", of: (r) => r.estimate, show: reach, right: true }, { name: "reference", of: (r) => r.reference, show: (r) => score(r.reference), right: true, wide: true },
+    { name: "documents asked", of: (r) => r.asked, show: asked, right: true, wide: true }, { name: "verdict", of: (r) => ({ worse: 0, open: 1 })[r.verdict] ?? 2, show: (r) => el("span", { class: r.verdict === "worse" ? "trouble" : "soft" }, answer(r)) }];
+  return section("scores", "Screen", `Is a score lower by more than ${drop} than that of ${reference}? Estimate: of the score over all documents, from those asked, ± the wider half of its 95 % interval. It is no score, and is not compared with one.`, table(columns, tasks, { label: "screen", key: "scores" }));
 }
 
 function scoresPart() {
