@@ -206,11 +206,11 @@ def notify(
             return False
         if fingerprint is not None:
             gc.disable()  # a full collection takes 100 ms, and would often begin while values are taken
-        folder = os.fspath(work_dir if work_dir is not None else os.environ.get("EVALSPAN_WORK_DIR", ""))
+        folder = os.fsdecode(work_dir if work_dir is not None else os.environ.get("EVALSPAN_WORK_DIR", ""))
         if not folder:
             _warn("no work folder: pass work_dir or set EVALSPAN_WORK_DIR; the checkpoint is not announced")
             return False
-        where = os.path.abspath(os.fspath(checkpoint))
+        where = os.path.abspath(os.fsdecode(checkpoint))
         taken = _taken(fingerprint, where, step, suite, rank)
         notice: dict[str, object] = {
             "checkpoint": where,

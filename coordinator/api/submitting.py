@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from coordinator.api.checking import check_suite, checkpoint_folder, prepare_options
@@ -35,7 +34,7 @@ from coordinator.runtime.submission import (
 )
 from coordinator.site.config import toml
 from coordinator.site.config.schema import Config
-from evaljobs.contract.paths import WorkPaths
+from evaljobs.contract.paths import WorkPaths, expand_home
 
 if TYPE_CHECKING:
     from coordinator.decide.evaluation.records import EvaluationRecord
@@ -137,7 +136,7 @@ def _check_own(settings: Mapping[str, object]) -> None:
 def _named(chosen: Mapping[str, Any], settings: Config) -> str:
     """Return the suite for a notice: a name, or the full path of its file."""
     named = str(chosen.get("suite", settings.watch.suite))
-    return str(Path(named).expanduser().resolve()) if toml.is_file_name(named) else named
+    return str(expand_home(named).resolve()) if toml.is_file_name(named) else named
 
 
 def wait(

@@ -37,7 +37,7 @@ from coordinator.site.cluster.slurm_rules import FEW_WORKERS
 from coordinator.site.config.schema import Config, TrialConfig
 from evaljobs.contract.engine_traits import ENDPOINT, engine_traits
 from evaljobs.contract.names import HF_ENGINES
-from evaljobs.contract.paths import WorkPaths
+from evaljobs.contract.paths import WorkPaths, expand_home
 from evaljobs.contract.specs import JudgeConfig, ModelOptions, SuiteSpec
 from evaljobs.contract.storage import make_folder, show_as
 from evaljobs.errors import JobError
@@ -123,7 +123,7 @@ def _code_folder(config: Config) -> Path:
     if is_of_another(config.work_dir):
         # File ~/.cache/evalspan/code-HASH/…: the node-side code, where the work folder is another user's | `submit` | by
         # hand
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "evalspan"
+        cache = expand_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "evalspan"
     folder = cache / f"code-{digest.hexdigest()[:16]}"
     for source in sources:
         target = folder / source.name

@@ -28,7 +28,7 @@ from coordinator.intake.checkpoint import wrapped_name
 from coordinator.intake.hub import HUB_ID
 from evaljobs import secret_values
 from evaljobs.contract.names import HF_ENGINES, PLACES
-from evaljobs.contract.paths import task_catalogue
+from evaljobs.contract.paths import expand_home, task_catalogue
 from evaljobs.contract.specs import ModelOptions, Sources, SuiteSpec
 from evaljobs.lmeval import shown_inputs, source_files
 from evaljobs.lmeval.catalogue import cached_descriptions
@@ -115,7 +115,7 @@ def with_full_paths(model_args: Mapping[str, Any], folder: Path) -> dict[str, An
     def full(key: str, value: Any) -> Any:
         if not isinstance(value, str) or not ("/" in value or key in PLACES):
             return value
-        place = os.path.abspath(folder / os.path.expanduser(value))  # noqa: PTH100, PTH111 (links stay; any ~)
+        place = os.path.abspath(folder / expand_home(value))  # noqa: PTH100 (links stay)
         return place if value and os.path.exists(place) else value  # noqa: PTH110 (also unreadable)
 
     return {key: full(key, value) for key, value in model_args.items()}
@@ -133,7 +133,7 @@ def check_adapter(model: ModelOptions) -> None:
     named = model.model_args.get("peft")
     if model.engine not in HF_ENGINES or not isinstance(named, str) or not named:
         return
-    place = Path(os.path.abspath(Path(named).expanduser()))  # noqa: PTH100 (links stay)
+    place = Path(os.path.abspath(expand_home(named)))  # noqa: PTH100 (links stay)
     if place.is_dir() and (place / "adapter_config.json").is_file():
         if not (why := _wrapped_adapter(place)):
             return

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypedDict
 from coordinator.decide.evaluation.records import TOKEN_BUDGET
 from coordinator.errors import OperatorError
 from coordinator.site.config import toml
-from evaljobs.contract.paths import slug
+from evaljobs.contract.paths import expand_home, slug
 from evaljobs.contract.specs import Mode, ScreenOptions, SuiteSpec, TaskEntry
 from evaljobs.lmeval.task_yaml import index_of
 
@@ -109,7 +109,7 @@ def suite_of(said: Mapping[str, Any], default: str | None = None) -> SuiteSpec:
             "or list the tasks in a suite file"
         )
     settings = {key: value for key, value in said.items() if key not in ("suite", "tasks")}
-    folders = [str(Path(folder).expanduser().resolve()) for folder in settings.get("include_path", ())]
+    folders = [str(expand_home(folder).resolve()) for folder in settings.get("include_path", ())]
     if folders:
         settings["include_path"] = folders
     if tasks:
@@ -165,7 +165,7 @@ def _of_tasks(named: Sequence[str], own_folders: Sequence[str]) -> dict[str, Any
 def _checked_name(text: str) -> str:
     """Return a task's name, or the full path of a YAML file."""
     if text.endswith((".yaml", ".yml")):
-        path = Path(text).expanduser().resolve()
+        path = expand_home(text).resolve()
         if not path.is_file():
             raise OperatorError(f"--tasks: no file {path}")
         return str(path)
@@ -325,7 +325,7 @@ def suite_in_mode(suite: SuiteSpec, mode: Mode, engine: str) -> SuiteSpec:
 
 def _find(text: str) -> Path:
     if toml.is_file_name(text):
-        path = Path(text).expanduser()
+        path = expand_home(text)
         if not os.path.isfile(path):  # noqa: PTH113 (False in a private folder)
             raise OperatorError(
                 f"no suite file {text}: give a TOML file, or one of {', '.join(suite_names())}"
@@ -342,7 +342,7 @@ def _find(text: str) -> Path:
 
 
 def _folder(part: str, suite: Path | None, where: toml.Where) -> str:
-    path = ((suite.parent if suite else Path.cwd()) / Path(part).expanduser()).resolve()
+    path = ((suite.parent if suite else Path.cwd()) / expand_home(part)).resolve()
     if not os.path.isdir(path):  # noqa: PTH112 (False in a private folder)
         start = "suite file" if suite else "current folder"
         raise OperatorError(

@@ -9,8 +9,14 @@ capitals in a pattern stand for any name, "…" for everything below a folder.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from pathlib import Path
+
+
+def expand_home(path: str | Path) -> Path:
+    """Return a path with `~` expanded; one of an unknown user, or where there is no home, stays as it is."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 (Path.expanduser raises there)
 
 
 def slug(text: str) -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from evaljobs.contract.names import PLACES
+from evaljobs.contract.paths import expand_home
 from evaljobs.contract.specs import ModelOptions
 from evaljobs.contract.storage import write_atomic
 from evaljobs.lmeval.task_yaml import (
@@ -186,9 +187,7 @@ def hub_models(model: ModelOptions) -> dict[str, str]:
 
 def hf_home(env: Mapping[str, str]) -> Path:
     """Return the folder of everything that Hugging Face's libraries store."""
-    return Path(
-        env.get("HF_HOME") or Path(env.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface"
-    )
+    return Path(env.get("HF_HOME") or expand_home(env.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
 
 
 def hub_cache(env: Mapping[str, str]) -> Path:

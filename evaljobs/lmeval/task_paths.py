@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from evaljobs.contract.paths import expand_home
 from evaljobs.errors import OperatorError
 from evaljobs.lmeval.task_yaml import Function, YamlText, iterate_texts, map_data_files, mark_data_paths
 
@@ -131,7 +132,7 @@ def _inside(folder: Path, keywords: Mapping[str, Any]) -> tuple[str, ...]:
 def full_path(text: str) -> Path:
     """Return the full path of a marked path; unmarked text is unchanged."""
     file = getattr(text, "yaml", None)
-    return Path(text) if file is None else Path(os.path.normpath(file.parent / Path(text).expanduser()))
+    return Path(text) if file is None else Path(os.path.normpath(file.parent / expand_home(text)))
 
 
 def _missing(text: str, key: str, place: Path | str) -> str:

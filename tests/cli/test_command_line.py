@@ -273,3 +273,17 @@ def test_a_bug_is_exit_code_3_and_asks_for_a_report():
     assert ran.returncode == 3
     assert "please report it" in ran.stderr
     assert "KeyError: 'x'" in ran.stderr
+
+
+def test_a_place_that_cannot_be_looked_at_is_one_line(tmp_path):
+    """Whichever command looks at it: a name that is too long, or a folder that this user may not enter."""
+    name = "x" * 300
+    for words in (
+        ["init", name],
+        ["diagnose", name],
+        ["validate", "--suite", name],
+        ["supervise", "--checkpoints", name, "--", "true"],
+    ):
+        ran = evalspan(*words, folder=tmp_path)
+        assert ran.returncode == 2
+        assert re.fullmatch(r"evalspan: .*x: File name too long\n", ran.stderr)

@@ -70,7 +70,8 @@ def test_paths_in_a_file_are_relative_to_the_file(toml, monkeypatch, tmp_path):
     assert (got.work_dir, got.redis.password_file) == (tmp_path / "w", tmp_path / "p")
     assert got.watch.folders == (tmp_path / "a", Path("/b"), Path.home() / "c")
     assert got.watch.roots == (tmp_path.parent / "r",)
-    assert loading.load_config(path, {}, {"work_dir": Path("x")}).work_dir == tmp_path.parent / "x"
+    for place in ("x", "~nobody-here/x"):  # no user of that name: a folder that is not there
+        assert loading.load_config(path, {}, {"work_dir": Path(place)}).work_dir == tmp_path.parent / place
     for written, meant in (("./x.toml", str(tmp_path / "x.toml")), ("core", "core")):
         assert loading.load_config(toml(f'[watch]\nsuite = "{written}"\n'), {}).watch.suite == meant
 

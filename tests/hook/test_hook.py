@@ -120,6 +120,7 @@ TRAININGS = {
     "an inbox hangs": Training(
         "hook.FLUSH_SECONDS = 0.5\nhook.write_notice = lambda *_: time.sleep(600)\nfor i in range(20): hook.notify('/c', i)", says=(LEFT.format(20, ""),)
     ),
+    "paths of bytes": Training("print(hook.notify(b'/c/1', 1, work_dir=os.environb[b'EVALSPAN_WORK_DIR']))", (1,), "True"),
     "a forked process": Training("""
         hook.notify('/c/parent', 0); hook.flush()
         pid = os.fork()

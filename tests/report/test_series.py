@@ -100,6 +100,21 @@ def test_columns_are_in_training_order_whichever_scores_the_first_row_has():
         assert axis
 
 
+def test_drops_are_told_the_latest_first_in_the_table_as_in_the_sentence():
+    series = make_series([point(i, 0.9 - i / 10) for i in range(5)])
+    curve = series.curves[0]
+    worse = [
+        Worse(since=str(i), low=str(i), high=str(i), mean=0.9) if i in (1, 3) else None for i in range(5)
+    ]
+    points = tuple(p._replace(worse=w) for p, w in zip(curve.points, worse, strict=True))
+    found = series._replace(curves=[curve._replace(points=points)])
+    stands = training_of(found, lambda *_: {"verdict": "worse", "change": -0.1, "reach": 0.05, "tasks": 1})
+    out = io.StringIO()
+    show_series(Console(file=out, width=200), found, [stands])
+    table = out.getvalue().partition("Worse than before")[2].splitlines()[3:5]
+    assert [line.split()[1] for line in table] == [drop.worse.since for drop in stands.drops] == ["3", "1"]
+
+
 def test_a_huge_score_has_six_digits():
     """The perplexity of an untrained model, in tables and sentences alike."""
     assert [format_score(value) for value in (0.5, 999_999.0, 13555358093614451915751424.0)] == [

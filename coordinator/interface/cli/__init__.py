@@ -7,6 +7,7 @@ client, and a command only its own rooms.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -95,6 +96,8 @@ def _in_groups() -> None:
 
 _in_groups()
 
+# errors of a place that a person named, wherever it is looked at
+PLACE_ERRORS = (errno.EACCES, errno.ENAMETOOLONG, errno.ELOOP)
 BUG_MESSAGE = "evalspan: a bug in evalspan; please report it with the following text and the journal"
 
 
@@ -111,6 +114,9 @@ def main() -> None:
     except Exception as error:
         if full := disk_shortage(error):
             _complain(f"{full}: {FREE_SPACE_ADVICE}")
+        elif isinstance(error, OSError) and error.errno in PLACE_ERRORS and error.filename is not None:
+            _complain(f"{os.fsdecode(error.filename)}: {error.strerror}")
+            sys.exit(ExitCode.REFUSED)
         else:
             log.exception(BUG_MESSAGE)
         sys.exit(ExitCode.TROUBLE)

@@ -33,7 +33,7 @@ from coordinator.results.report.scores import (
     with_signals,
 )
 from coordinator.results.report.usage import CAUSES, slot_word
-from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.paths import EvaluationPaths, expand_home
 from evaljobs.contract.storage import read_record, write_atomic
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 def checkpoint_matcher(selector: str) -> Callable[[str], bool]:
     """Return a predicate for checkpoints of `selector`: a glob of checkpoint folders, or the folder that contains them."""
-    place = Path(selector).expanduser()
+    place = expand_home(selector)
     absolute = str(place if place.is_absolute() else Path.cwd() / place)
     parents = {absolute, str(Path(absolute).resolve())}
 

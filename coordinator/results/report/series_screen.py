@@ -194,10 +194,10 @@ def _costs(series: Series, *, whole: bool) -> Sheet:
     return sheet
 
 
-def _fallen(curves: Sequence[Curve]) -> Sheet:
-    """Return a row per drop, the latest first: since when, both levels, and the current score."""
+def _fallen(curves: Sequence[Curve], order: Sequence[str]) -> Sheet:
+    """Return a row per drop, the latest first: since when, both levels, and the current score. `order`: of the labels."""
     found = [(drop, curve.points[-1]) for curve in curves for drop in drops_of(curve)]
-    found.sort(key=lambda pair: pair[0].label != pair[1].label)
+    found.sort(key=lambda pair: -order.index(pair[0].label))
     sheet = Sheet(
         "Worse than before", "score", "worse since", "95 %", "before", "after", "at", "now", turns=False
     )
@@ -243,7 +243,7 @@ def show_series(
             )
         ]
         if worse:
-            parts += [_fallen(worse), ""]
+            parts += [_fallen(worse, [*every]), ""]
         if rows:
             heading = f"{suite}: scores by step"
             parts += [_scores(rows, heading, every, whole=whole, ascii_only=ascii_only), ""]

@@ -26,6 +26,7 @@ from pydantic.fields import FieldInfo
 from coordinator.errors import OperatorError
 from coordinator.site.config import toml
 from coordinator.site.config.schema import Config, SlurmConfig, all_settings
+from evaljobs.contract.paths import expand_home
 
 FILE_NAME = "evalspan.toml"
 PREFIX = "EVALSPAN_"
@@ -116,7 +117,7 @@ def find_config_file(path: Path | None, environ: Mapping[str, str]) -> Path | No
     """
     named = path or (Path(environ["EVALSPAN_CONFIG"]) if environ.get("EVALSPAN_CONFIG") else None)
     if named is not None:
-        named = named.expanduser().absolute()
+        named = expand_home(named).absolute()
         if not os.path.isfile(named):  # noqa: PTH113 (False in a private folder)
             by = "--config" if path else "$EVALSPAN_CONFIG"
             raise OperatorError(f"{by} names {named}, which is not a file: `evalspan init` writes one")
@@ -201,7 +202,7 @@ def _absolute(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     def absolute(value: Any) -> Any:
         if isinstance(value, list):
             return [absolute(each) for each in value]
-        return str((folder / Path(value).expanduser()).absolute()) if isinstance(value, str | Path) else value
+        return str((folder / expand_home(value)).absolute()) if isinstance(value, str | Path) else value
 
     changed: dict[str, Any] = json.loads(json.dumps(data, default=str))
     for location, field in all_settings():
