@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf, isfinite
 from pathlib import Path
-from statistics import fmean
 
 from coordinator.decide.evaluation.records import EvaluationRecord
 from coordinator.decide.verdicts.gate import Policy, Ruling, is_named, judge_rows
 from coordinator.errors import OperatorError
-from coordinator.results.report.learning_curves import current_points
+from coordinator.results.report.learning_curves import best_of, current_points, make_series
 from coordinator.results.report.load_series import find_series
 from coordinator.results.report.pairs import SCREEN, compare_evaluations
 from coordinator.results.report.scores import ScoreValue
+from coordinator.results.report.training import mean_points
 from coordinator.runtime.known_evaluations import find_record
 from coordinator.site.config import toml
 from coordinator.site.config.schema import Config
@@ -59,7 +58,7 @@ def baseline_of(
 ) -> str:
     """Return the id of the baseline `name`: "previous" or "best" of the training's earlier checkpoints, or an id itself.
 
-    `counts`: whether a score counts for "best", the highest mean of a checkpoint that has all of them; `mixed`: in any mode.
+    `counts`: whether a score counts for "best", by the mean that reports show of these; `mixed`: in any mode.
     If tasks take turns (`[[task]] every`), checkpoints with all of this one's tasks are preferred. Raise OperatorError if
     there is no earlier checkpoint.
     """
@@ -83,14 +82,12 @@ def baseline_of(
     rare = {*record.not_asked}.union(
         *(set(point.groups.get(task, ())) for point in earlier for task in record.not_asked)
     )
-    counted = [
-        [s.value if s.higher_is_better else -s.value for s in p.scores if counts(s) and s.task not in rare]
+    named = [
+        p.model_copy(update={"scores": tuple(s for s in p.scores if counts(s) and s.task not in rare)})
         for p in earlier
     ]
-    most = max(map(len, counted))
-
-    def mean(place: int) -> float:
-        whole = len(counted[place]) == most and all(map(isfinite, counted[place]))
-        return fmean(counted[place] or [0.0]) if whole else -inf
-
-    return earlier[-1 if name == "previous" else max(range(len(earlier)), key=mean)].evaluation_id
+    series = make_series(named)
+    means = [*mean_points(series).values()] or [curve.best for curve in series.curves[:1]]
+    if name == "previous" or not means:
+        return earlier[-1].evaluation_id
+    return best_of(means, higher_is_better=True).evaluation_id
