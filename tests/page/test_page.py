@@ -5,7 +5,9 @@ import gzip
 import hashlib
 import html.parser
 import json
+import os
 import re
+import subprocess
 from itertools import pairwise
 from pathlib import Path
 
@@ -284,3 +286,9 @@ def test_report_and_compare_write_pages(tmp_path):
     typed(*words, out)
     assert '"kind":"training"' in out.read_text()
     typed(*words, tmp_path / "no" / "p.html", code=1)
+    pipe = tmp_path / "pipe"  # as `>(…)` of a shell: what is no file is written to, not replaced
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE) as reader:
+        typed(*words, pipe)
+        assert pipe.is_fifo()
+        assert b'"kind":"training"' in reader.stdout.read()

@@ -329,8 +329,9 @@ def _save(file: Path, text: str) -> None:
 
     if not file.parent.is_dir():
         raise OperatorError(f"{file}: the folder {file.parent} does not exist")
+    write = write_atomic if file.is_file() or not file.exists() else Path.write_bytes  # no device is replaced
     with report_write_errors(file):
-        write_atomic(file, text.encode("utf-8", "replace"))
+        write(file, text.encode("utf-8", "replace"))
 
 
 @command()
