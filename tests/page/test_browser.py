@@ -11,6 +11,7 @@ from support.simulated.world import World
 from support.trainings import leave
 
 from coordinator.base.words import format_seconds
+from coordinator.decide.evaluation.records import ScreenScore
 from coordinator.results.report.render import format_bytes
 from coordinator.results.report.scores import first_of_each, groups_of, scores_of, top_scores
 from coordinator.results.report.stored_documents import sample_lines
@@ -227,3 +228,43 @@ def test_a_page_as_a_file_runs_nothing_of_a_model_and_complains_of_nothing(brows
     assert browser.run("document.title.length > 1")
     assert browser.run("performance.getEntriesByType('resource').length") == 0
     assert browser.complaints() == []
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_screens_table_says_what_report_says_and_fits_a_phone(browser, tmp_path, width):
+    """Estimate, documents and verdict of each task are in view, whatever the answer; the question is above them."""
+    shown = [
+        ScreenScore(task=f"t_{verdict[:3]}", verdict=verdict, metric="acc,none", asked=asked, documents=8000, reference=0.6981,
+                    estimate=0.6, low=0.58, high=0.61)
+        for verdict, asked in (("worse", 400), ("not worse", 1200), ("open", 8000))
+    ]  # fmt: skip
+    about = {
+        "reference": "step-1-full-00000001",
+        "max_drop": 0.02,
+        "tasks": [one.model_dump() for one in shown],
+    }
+    paths = leave(tmp_path / "work", 2, 0.5)
+    paths.results.write_text(json.dumps({"results": {}, "evalspan": {"screen": about}}))
+    file = tmp_path / "p.html"
+    words = ["report", paths.root.name, "--work-dir", paths.root.parent]
+    typed(*words, "--html", file)
+    said = typed(*words).output
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        browser.open(file.as_uri())
+        browser.until("document.querySelectorAll('#scores tbody tr').length == 3")
+        text = browser.text("#scores")
+        ends = browser.run(
+            "Math.max(...[...document.querySelectorAll('#scores td')].map((c) => c.getBoundingClientRect().right))"
+        )
+    finally:
+        browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert ends <= width
+    assert "lower by more than 0.02 than that of step-1-full-00000001" in text
+    for one, verdict in zip(
+        shown, ("worse by 0.02", "not worse by 0.02", "open: lower, perhaps by chance"), strict=True
+    ):
+        for part in (one.task, "0.6000 ± 0.0200", f"{one.asked:,} of 8,000", verdict):
+            assert part in text.replace("\u200b", "")
+            assert part in said
