@@ -243,7 +243,8 @@ def test_a_screens_table_says_what_report_says_and_fits_a_phone(browser, tmp_pat
         "max_drop": 0.02,
         "tasks": [one.model_dump() for one in shown],
     }
-    paths = leave(tmp_path / "work", 2, 0.5)
+    (tmp_path / "work").mkdir(mode=0o700)
+    paths = _checkpoint(tmp_path / "work", 2, 45)
     paths.results.write_text(json.dumps({"results": {}, "evalspan": {"screen": about}}))
     file = tmp_path / "p.html"
     words = ["report", paths.root.name, "--work-dir", paths.root.parent]
