@@ -103,7 +103,9 @@ def judge_documents(
         asked=answer.asked,
         documents=len(known),
         reference=score,
-        estimate=score + sign * answer.difference,
+        estimate=round(
+            score + sign * answer.difference, 12
+        ),  # of a whole set, the full score to the last digit shown
         low=low,
         high=high,
     )
