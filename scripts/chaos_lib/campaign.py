@@ -157,11 +157,10 @@ def measure(options: Options) -> tuple[Row, bool]:
     there = {(row["fault"], row["seed"]) for row in rows}
     left = [(faults, seed) for faults, seed in dealt if ("+".join(faults), seed) not in there]
     with place(options.checkpoints, accounting=any(FAULTS[name].accounting for name in names)) as where:
-        calm = disturbed(
-            where, (), 0, rows[0]["scores"] if rows else lm_evals(where), 0, patience=options.patience
-        )
-        if not rows or calm["broken"]:
-            _keep(calm, rows, "" if calm["broken"] else options.keep)
+        if not rows:
+            first = disturbed(where, (), 0, lm_evals(where), 0, patience=options.patience)
+            _keep(first, rows, "" if first["broken"] else options.keep)
+        calm = rows[0]
         for faults, seed in left if not calm["broken"] else []:
             _keep(
                 disturbed(where, faults, seed, calm["scores"], calm["events"], patience=options.patience),
