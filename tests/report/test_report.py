@@ -27,7 +27,7 @@ from coordinator.results.report.measurements import (
     without_measurements,
 )
 from coordinator.results.report.render import absence_lines, gpu_table
-from coordinator.results.report.usage import GpuUse, dead_trials_gpu_use, token_use
+from coordinator.results.report.usage import GpuUse, dead_trials_gpu_use, slot_word, token_use
 from coordinator.runtime.make_summary import summary_of
 from coordinator.site.cluster import Job
 from evaljobs.contract.outcomes import Built, Scored, TrialEnded
@@ -109,6 +109,11 @@ def test_a_trial_that_died_keeps_the_seconds_of_its_shards():
     found = list(dead_trials_gpu_use(state, {(name, 0): 100.0}, ended, (), {use.trial: [5.0, 15.0]}))
     assert found == [use]
     assert not list(dead_trials_gpu_use(state, {}, ended, (), {})), "one that never started held no GPU"
+    on_cpu = state.record.model_copy(
+        update={"model": state.record.model.model_copy(update={"device": "cpu"})}
+    )
+    of_cpu = dead_trials_gpu_use(replace(state, record=on_cpu), {(name, 0): 100.0}, ended, (), {})
+    assert slot_word(one.device for one in of_cpu) == "slot"
     report = without_measurements(state, "no").model_copy(update={"gpus": tuple(found)})
     out = io.StringIO()
     Console(file=out, width=120).print(gpu_table(report))

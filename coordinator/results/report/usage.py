@@ -30,7 +30,7 @@ class GpuUse(Record):
     trial: str
     node: str
     gpus: int
-    device: str  # "": the trial died without reporting it
+    device: str  # "": the trial died without reporting it, and the settings do not say cpu
     started_at: float
     held: float
     infer: float
@@ -97,7 +97,7 @@ def dead_trials_gpu_use(
             trial=trial.name,
             node=LaneId.parse(trial.lane).node,
             gpus=state.record.options.trial.gpus_per_trial,
-            device="",
+            device="cpu" if (state.record.model.device or "").startswith("cpu") else "",
             started_at=started[member],
             held=held,
             infer=infer,
