@@ -52,9 +52,9 @@ def find_folder(config: Config, prefix: str, names: Collection[str] | None = Non
     root = Path(config.work_dir)
     if prefix != ".." and Path(prefix).name == prefix and os.path.exists(root / prefix / "journal.jsonl"):  # noqa: PTH110 (False in a private folder)
         return EvaluationPaths(root / prefix)
-    ids = known_ids(root) if names is None else ids_of(prefix, sorted(names))
+    ids = known_ids(root) if names is None else ids_of(prefix, names)
     if names is not None:
-        ids = [i for i in ids if os.path.exists(root / i / "journal.jsonl")]  # noqa: PTH110 (as above)
+        ids = sorted(i for i in ids if os.path.exists(root / i / "journal.jsonl"))  # noqa: PTH110 (as above)
         if not ids:
             raise OperatorError(f"no evaluation in {root} begins with {prefix!r}")
     found = ids_of(prefix, ids)
