@@ -40,9 +40,13 @@ def ids_of(name: str, ids: Iterable[str]) -> list[str]:
     """Return the ids that begin with `name`, or end with it as their digest; where it is whole words of some, these alone, so
     that "step-100" does not mean "step-1000-…".
     """
-    found = [i for i in ids if i.startswith(name) or i.endswith(f"-{name}")]
+    found = [i for i in ids if _matches(name, i)]
     whole = [i for i in found if f"{i}-".startswith(f"{name}-")]
     return whole or found
+
+
+def _matches(name: str, one: str) -> bool:
+    return one.startswith(name) or one.endswith(f"-{name}")
 
 
 def find_folder(config: Config, prefix: str, names: Collection[str] | None = None) -> EvaluationPaths:
@@ -50,11 +54,16 @@ def find_folder(config: Config, prefix: str, names: Collection[str] | None = Non
     unless there is exactly one. `names`: of the work folder's entries; spares a listing of 50 ms among 3,000.
     """
     root = Path(config.work_dir)
-    if prefix != ".." and Path(prefix).name == prefix and os.path.exists(root / prefix / "journal.jsonl"):  # noqa: PTH110 (False in a private folder)
+
+    def is_evaluation(name: str) -> bool:
+        return os.path.exists(root / name / "journal.jsonl")  # noqa: PTH110 (False in a private folder)
+
+    if prefix != ".." and Path(prefix).name == prefix and is_evaluation(prefix):
         return EvaluationPaths(root / prefix)
-    ids = known_ids(root) if names is None else ids_of(prefix, names)
-    if names is not None:
-        ids = sorted(i for i in ids if os.path.exists(root / i / "journal.jsonl"))  # noqa: PTH110 (as above)
+    if names is None:
+        ids = known_ids(root)
+    else:
+        ids = sorted(name for name in names if _matches(prefix, name) and is_evaluation(name))
         if not ids:
             raise OperatorError(f"no evaluation in {root} begins with {prefix!r}")
     found = ids_of(prefix, ids)
