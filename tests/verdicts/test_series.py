@@ -50,6 +50,16 @@ def test_few_series_without_a_drop_are_ever_worse(documents, alike, length, hori
     assert (cusum_heights(values, sampling, ALPHA / horizon) > 1).any(-1).mean() <= ALPHA
 
 
+def test_a_score_that_was_just_learnt_and_is_lost_is_worse_at_once():
+    """Law: a steep rise is no scatter, so it hides no fall to where the score began."""
+    rng = np.random.default_rng(3)
+    steps, middle = np.arange(15), rng.uniform(5, 8, (100, 1))
+    values = 0.9 / (1 + np.exp(-2 * (steps - middle))) + 0.02 * rng.normal(size=(100, 15))
+    values[:, 12:] = 0.14 + 0.02 * rng.normal(size=(100, 3))
+    said = find_worse(values, np.full((100, 15), 2 * 0.02**2), LEVEL)
+    assert np.mean([any(one.found == one.since == 12 for one in its) for its in said]) >= 0.9
+
+
 def test_a_small_drop_that_lasts_is_found_however_old_it_is():
     """Law: a drop of 3 standard deviations, too small for the first ten checkpoints after it, is found and dated later."""
     values, documents = drawn(np.random.default_rng(8), 40, 200)

@@ -8,7 +8,8 @@ nothing. Values are better if higher.
 
 The yardstick, the standard error of a difference, has two variances. That of documents is known from paired differences. That
 of checkpoints is a robust variance of the earlier detrended differences, minus the mean of their documents' variances: of
-successive checkpoints or those APART, whichever is larger, since neighbours may be similar. In the mean of a window it counts
+successive checkpoints or those APART, whichever is larger, since neighbours may be similar. Where rises are far larger than
+falls the score is being learnt and its rises are no scatter: then the variance is that of the falls. In the mean of a window it counts
 as that of an autoregression with the correlation ALIKE: even a hundred checkpoints estimate their correlation too coarsely
 for the limits that many scores need. WIDER, DEGREES and LOOKS are fitted to simulated series with that correlation, and any
 share of documents in their variance, over twice the horizon (`scripts/bench_verdicts`).
@@ -37,6 +38,9 @@ MIN_DATING_WINDOW = 10  # earlier checkpoints, at least, in which a change is da
 VARIANCE_FACTOR = 1.4  # factor of the robust variance, to allow for its own error
 CLIPPED_SHARE = 0.2  # share of the largest differences that count as no larger than the others
 DEGREES_OF_FREEDOM = 1.5  # of freedom of the robust variance, per difference
+STEEP_RISE = 10.0  # ratio of the squares of rises to those of falls, above which rises are no scatter
+FALLS_FACTOR = 2.0  # factor of the falls' variance, to allow for its own error
+FALLS_ERROR = 4.0  # that factor grows by this over the number of falls
 INDEPENDENT_TESTS = 2.0  # independent tests equivalent to the tests of one checkpoint
 
 
@@ -93,6 +97,7 @@ def difference_variances(values: Values, sampling: Values) -> Spread:
             spread = np.maximum(
                 spread, _robust(before[..., LONG_DIFFERENCE:] - before[..., :-LONG_DIFFERENCE], first)
             )
+        spread = _without_rises(np.diff(before), spread)
         known = sampling[..., first + 1 : now].mean(-1)
         documents[..., now] = np.maximum(sampling[..., now], known)  # few flips do not mean a small variance
         scatter[..., now] = np.maximum(0, VARIANCE_FACTOR * spread - known)
@@ -112,6 +117,20 @@ def _robust(differences: Values, first: int) -> Values:
     total = squares[..., :kept].sum(-1) + (count - kept) * squares[..., kept - 1]
     moves = np.median(np.abs(differences), -1) > 0
     return moves * total / count / _winsorised(kept / count)  # type: ignore[no-any-return]
+
+
+def _without_rises(differences: Values, spread: Values) -> Values:
+    """Return `spread`, but at most the variance of the falls where rises are far larger: as of neighbours that correlate by
+    MAX_CORRELATION.
+    """
+    import numpy as np  # noqa: PLC0415
+
+    rises, falls = ((np.maximum(0, part) ** 2).sum(-1) for part in (differences, -differences))
+    many = np.maximum(1, (differences < 0).sum(-1))
+    factor = FALLS_FACTOR * (1 - MAX_CORRELATION**LONG_DIFFERENCE) / (1 - MAX_CORRELATION)
+    variance = factor * (1 + FALLS_ERROR / many) * 2 * falls / differences.shape[-1]
+    steep = (falls > 0) & (rises > STEEP_RISE * falls)
+    return np.where(steep, np.minimum(spread, variance), spread)  # type: ignore[no-any-return]
 
 
 @cache

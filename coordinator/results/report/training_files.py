@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 from pydantic_core import from_json
@@ -51,7 +51,9 @@ Written = dict[str, tuple[int, int]]  # evaluation -> mtimes of its results and 
 class TrainingFile(StateRecord):
     """First line of a training's file; the others are of its series."""
 
-    schema_version: int = 2
+    schema_version: Literal[3] = (
+        3  # one more with each rule of verdicts that changes: an earlier file is made again
+    )
     written: Written
     training: Training
 
