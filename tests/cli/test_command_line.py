@@ -118,32 +118,30 @@ def test_a_flagged_row_is_painted_where_asked_and_written_in_any_case(site, env,
 
 
 @pytest.mark.parametrize("to", ["csv", "json", "lm-eval"])
-def test_an_export_writes_the_files_that_it_names(site, to):
+def test_an_export_writes_the_files_that_it_names(site, monkeypatch, to):
     """One path a line, each there, the same ones at a second export. A path that ends as its format is that file; a folder stays
     a folder; without --out it is standard output. What still runs is counted on stderr, at exit code 0.
     """
+    monkeypatch.chdir(site)
 
     def export(*out):
-        done = evalspan("export", "--series", "/runs/a", "--to", to, *out, folder=site)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        return typed("export", "--series", "/runs/a", "--to", to, *out)
 
-    first = export("--out", "out")
+    first = export("--out", "out").stdout
     assert first
     assert all((site / line).is_file() for line in first.splitlines())
-    assert export("--out", "out") == first
+    assert export("--out", "out").stdout == first
     if to == "lm-eval":
         return
     (site / f"old.{to}").mkdir()
-    assert export("--out", f"new/curve.{to}") == f"new/curve.{to}\n"
+    assert export("--out", f"new/curve.{to}").stdout == f"new/curve.{to}\n"
     text = (site / f"new/curve.{to}").read_text()
-    assert export() == text
+    assert export().stdout == text
     for folder in ("plain", "run.1", f"old.{to}"):
-        assert export("--out", folder) == f"{folder}/series.{to}\n"
+        assert export("--out", folder).stdout == f"{folder}/series.{to}\n"
         assert (site / folder / f"series.{to}").read_text() == text
     leave(site / "evalspan-work", 40, None)
-    running = evalspan("export", "--series", "/runs/a", "--to", to, folder=site)
-    assert (running.returncode, running.stderr) == (0, "1 still running: export again when they have ended\n")
+    assert export().stderr == "1 still running: export again when they have ended\n"
 
 
 def test_an_export_for_which_a_package_is_missing_leaves_no_folder(site):
@@ -183,25 +181,21 @@ TYPED = {  # what is typed -> what Tab offers
 }
 
 
-def test_tab_completes_commands(site):
+def test_tab_completes_commands(site, monkeypatch):
     """The shell's own question is answered with those that begin so, by each shell; evaluations are the work folder's."""
     for step in (10, 20, 30):
         (site / "evalspan-work" / f"step-{step}-mini-{step:08d}" / "journal.jsonl").touch()
-    for shell, (line, offered) in [("zsh", ("evalspan re", TYPED["evalspan re"])), ("fish", ("evalspan re", TYPED["evalspan re"])),
-                                   *(("bash", row) for row in TYPED.items())]:  # fmt: skip
-        others = {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
-        env = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))} if shell == "bash" else others
-        done = evalspan(folder=site, _EVALSPAN_COMPLETE=f"complete_{shell}", **env)
-        words = set(re.findall(r"[\w-]+", done.stdout))
-        assert offered <= words if shell != "bash" else offered == words, (
-            shell,
-            line,
-            done.stdout,
-            done.stderr,
-        )
+    monkeypatch.chdir(site)
+    for line, offered in TYPED.items():
+        for shell in ("bash", "zsh", "fish"):
+            others = {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+            env = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))} if shell == "bash" else others
+            env["_EVALSPAN_COMPLETE"] = f"complete_{shell}"
+            words = set(re.findall(r"[\w-]+", typed(env=env, prog_name="evalspan").stdout))
+            assert offered <= words if shell != "bash" else offered == words, (shell, line, words)
 
 
-def test_logs_are_followed_until_the_evaluation_has_ended(site):
+def test_logs_are_followed_until_the_evaluation_has_ended(site, monkeypatch):
     """Whole lines, and logs that are new; a metric job, which has no log, shows its traceback. What has ended is printed once."""
     _, paths = leave_ended(site / "evalspan-work", 1, 1, tasks=1)
     name, log = paths.root.name, paths.log("es-1-trial-n1-a0.0")
@@ -212,8 +206,9 @@ def test_logs_are_followed_until_the_evaluation_has_ended(site):
         name="score-0-0", job="score", blame="operator", error="KeyError", detail="Traceback: here"
     )
     paths.outcome("failed", failed.name).write_text(failed.model_dump_json())
-    assert "Traceback: here" in evalspan("logs", name, failed.name, folder=site).stdout
-    assert evalspan("logs", name, "trial", "-f", folder=site).stdout == f"== {log}\nfirst\n"
+    monkeypatch.chdir(site)
+    assert "Traceback: here" in typed("logs", name, failed.name).stdout
+    assert typed("logs", name, "trial", "-f").stdout == f"== {log}\nfirst\n"
     status, journal = paths.status.read_bytes(), paths.journal.read_bytes()
     paths.status.unlink()
     paths.journal.write_bytes(journal[: journal.rindex(b'{"at"')])  # without its end
@@ -251,14 +246,14 @@ def test_help_and_a_submission_load_no_client(site, tiny_model_dir, submits, hea
     assert done.stdout.splitlines()[-1:] == ["[]"], done.stdout[-200:] + done.stderr[-2000:]
 
 
-def test_clean_tells_people_in_words_and_programs_in_json(site):
+def test_clean_tells_people_in_words_and_programs_in_json(site, monkeypatch):
     """An empty root: nothing removed, in a line or as versioned JSON of every root."""
+    monkeypatch.chdir(site)
     root = site / "memory"
     root.mkdir()
-    roots = {"EVALSPAN_STAGE_ROOTS": json.dumps([str(root)])}
-    told = evalspan("clean", folder=site, **roots)
-    assert (told.returncode, told.stdout) == (0, f"{root}: removed 0 checkpoints, 0 B\n"), told.stderr
-    read = json.loads(evalspan("clean", "--json", folder=site, **roots).stdout)
+    env = {"EVALSPAN_STAGE_ROOTS": json.dumps([str(root)])}
+    assert typed("clean", env=env).stdout == f"{root}: removed 0 checkpoints, 0 B\n"
+    read = json.loads(typed("clean", "--json", env=env).stdout)
     assert (read["schema_version"], [r["root"] for r in read["roots"]]) == (1, [str(root)])
 
 
