@@ -319,7 +319,7 @@ def read_as_visualizers_do(folder):
 
 
 @pytest.mark.model
-def test_the_same_command_line_gives_the_digits_of_lm_eval(toy_model, tmp_path):
+def test_the_same_command_line_gives_the_digits_of_lm_eval(toy_model, tmp_path, warm):
     """To the last digit, by the programs themselves, also of a YAML file with a metric of its own, typed relative to the current
     folder, which has a comma in its name; the second `eval` runs nothing."""
     folder = tmp_path / "a, b"
@@ -332,6 +332,7 @@ def test_the_same_command_line_gives_the_digits_of_lm_eval(toy_model, tmp_path):
         "--tasks toy_choice toy_sums ./my.yaml --num_fewshot 2 --limit 12 --batch_size 4 --gen_kwargs max_gen_toks=5 --seed 7"
     ).split()
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "EVALSPAN_TRIAL_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    env["EVALSPAN_TRIAL_PROLOGUE"] = warm
 
     def run(*words):
         argv = [sys.executable, "-m", *words]
