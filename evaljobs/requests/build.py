@@ -77,8 +77,8 @@ def build_request_sets(spec: BuildSpec) -> Built:
     if not spec.offline:
         run.look_for_hub()
     folder = Path(spec.out_dir)
-    # File WORK_DIR/request_sets/ENTRY/lock: locked (flock) by the one build of an entry | a build | `prune`
-    with hold_lock(folder / "lock", wait=SAME_BUILD_SECONDS):
+    # File WORK_DIR/request_sets/ENTRY/build.lock: locked (flock) by the one build of an entry | a build | `prune`
+    with hold_lock(folder / "build.lock", wait=SAME_BUILD_SECONDS):
         places = _places(spec, folder)
     return Built(
         name=spec.name,
