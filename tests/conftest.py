@@ -36,11 +36,14 @@ CORPUS = [
 
 
 # Side by side (`scripts/test`), a file's tests run in one process, and so do all tests of a row here: whole systems, each of
-# which keeps a core busy, run one after the other on a Slurm of their own, and one after the other on this machine.
+# which keeps a core busy, run one after the other. The rows take about as long as each other.
 SYSTEMS = {
-    "slurm": ("tests/chaos", "tests/odd_sites", "tests/doctor", "tests/slurm_cluster", "tests/cluster"),
-    "local": ("tests/integration", "tests/runtime/test_service.py", "tests/packaging", "tests/cli"),
-}
+    "sites": (
+        "tests/chaos", "tests/odd_sites", "tests/doctor", "tests/slurm_cluster", "tests/cluster", "tests/cli", "tests/packaging",
+        "tests/runtime/test_service.py", "tests/integration/test_inputs.py", "tests/integration/test_rescore.py",
+    ),
+    "evaluations": ("tests/integration",),
+}  # fmt: skip
 # The longest files besides: they begin first, so that none of them is left for the end.
 LONGEST = (
     "tests/golden/refusals", "tests/docs/test_examples.py", "tests/simulation/test_simulation.py",
