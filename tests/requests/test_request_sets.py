@@ -109,7 +109,9 @@ def test_builds_of_an_entry_that_begin_together_build_it_once(model_dir, tmp_pat
     with hold_lock(folder / "build.lock"):
         job = subprocess.Popen([sys.executable, "-m", "evaljobs", "build", str(file)])
         opened = Path(f"/proc/{job.pid}/fd")
-        assert procs.poll(lambda: folder / "build.lock" in {f.resolve() for f in opened.iterdir()}, deadline_s=60)
+        assert procs.poll(
+            lambda: folder / "build.lock" in {f.resolve() for f in opened.iterdir()}, deadline_s=60
+        )
         shutil.copytree(made.out_dir, folder, dirs_exist_ok=True)
         there = snapshot(folder)
     assert job.wait(60) == 0

@@ -103,9 +103,8 @@ def judge_documents(
         asked=answer.asked,
         documents=len(known),
         reference=score,
-        estimate=round(
-            score + sign * answer.difference, 12
-        ),  # of a whole set, the full score to the last digit shown
+        # of a whole set: the full score to the last digit
+        estimate=round(score + sign * answer.difference, 12),
         low=low,
         high=high,
     )

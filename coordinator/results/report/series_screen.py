@@ -42,7 +42,8 @@ def plot_curves(
 ) -> Iterator[Text | Parts]:
     """Yield a chart of up to len(MARKS) curves, then the meaning of each mark; x: training step, or order.
 
-    `order`: labels in training order, of more checkpoints than these curves may have. Points with non-finite values are not drawn; a single checkpoint has no chart.
+    `order`: labels in training order, of more checkpoints than these curves may have. Points with non-finite values are not
+    drawn; a single checkpoint has no chart.
     """
     import plotext  # noqa: PLC0415 (other commands start without it)
     from plotext import _utility  # noqa: PLC0415

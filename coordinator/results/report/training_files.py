@@ -51,9 +51,8 @@ Written = dict[str, tuple[int, int]]  # evaluation -> mtimes of its results and 
 class TrainingFile(StateRecord):
     """First line of a training's file; the others are of its series."""
 
-    schema_version: Literal[3] = (
-        3  # one more with each rule of verdicts that changes: an earlier file is made again
-    )
+    # one more with each rule of verdicts that changes: an earlier file is made again
+    schema_version: Literal[3] = 3
     written: Written
     training: Training
 

@@ -58,7 +58,9 @@ def standing_lines(found: Iterable[TrainingStanding]) -> Iterator[Parts]:
 
 
 def standing_sentence(one: TrainingStanding) -> str:
-    others = [*one.others[:MAX_OTHERS], *["others are not done either"][: len(one.others) > MAX_OTHERS]]
+    others = one.others[:MAX_OTHERS]
+    if len(one.others) > MAX_OTHERS:
+        others.append("others are not done either")
     return training_sentence(one.training, others) if one.training else ""
 
 
