@@ -15,6 +15,7 @@ from support.ended import leave_ended
 from support.trainings import leave
 
 import coordinator
+from coordinator.errors import OperatorError
 from coordinator.interface.cli import GROUPS, app
 from evaljobs.contract.outcomes import Failed
 
@@ -282,3 +283,19 @@ def test_a_place_that_cannot_be_looked_at_is_one_line(tmp_path):
         ran = evalspan(*words, folder=tmp_path)
         assert ran.returncode == 2
         assert re.fullmatch(r"evalspan: .*x(\.toml)?: File name too long\n", ran.stderr)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("supervise", "--pause", "inf"),
+        ("supervise", "--hang", "inf"),
+        ("report", "x", "--gpu-hour-price", "inf"),
+        ("plan", "--detect", "nan"),
+    ],
+)
+def test_a_number_that_is_not_finite_is_refused(words):
+    """Before the command looks at anything."""
+    done = typed(*words, code=1)
+    assert isinstance(done.exception, OperatorError), done.output
+    assert str(done.exception) == f"{words[-2]} is {words[-1]}: name a finite number"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -113,6 +114,9 @@ class Command:
         self.rest = context.args if context else []  # remaining words, if the command accepts them
         sources = {name: context and context.get_parameter_source(name) for name in typed}
         self.given = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
+        for name in self.given:
+            if isinstance(typed[name], float) and not math.isfinite(typed[name]):
+                raise OperatorError(f"--{name.replace('_', '-')} is {typed[name]}: name a finite number")
 
     def run(self) -> None:
         raise NotImplementedError
