@@ -28,7 +28,7 @@ def one_line(text: object, most: int = 1000) -> str:
 
 def format_score(value: float, sign: str = "") -> str:
     """Format a score; one that four decimals would not fit, such as an untrained model's perplexity, by six digits."""
-    return f"{value:{sign}.6g}" if abs(value) >= LARGE_SCORE else f"{value:{sign}.4f}"
+    return f"{value:{sign}.5e}" if abs(value) >= LARGE_SCORE else f"{value:{sign}.4f}"
 
 
 def format_seconds(value: float | None) -> str:

@@ -43,9 +43,8 @@ STORAGE_AWAY = frozenset(
 )
 PATIENCE_SECONDS = 600.0  # for unavailable storage
 AWAY_SECONDS = 2.0  # between two attempts
-LOCK_MODE = (
-    0o600  # of a lock file in a shared work folder, since any user who can read a file can hold its lock
-)
+# of a lock file in a shared work folder, since any user who can read a file can hold its lock
+LOCK_MODE = 0o600
 _PREFIX = struct.Struct("<4sIIQQ")
 _SIZES = struct.Struct("<II")
 

@@ -16,9 +16,9 @@ idle_tail        from a slot's last exit until the last trial's exit
 
 The fewest possible are the tokens that were computed at the model's rate: the best of these runs, and of a first evaluation
 of few documents on as many slots as there are cores; on a CPU with fewer cores than slots, each slot has a share. That
-evaluation also leaves the predictions and the list of libraries that precursors read ahead. `of_suite`: the same costs at a suite whose inference
-takes --suite-seconds, since only inference grows with the suite. On a busy machine these seconds say little;
-`import_cpu_seconds` are those of one trial's imports on a core of its own.
+evaluation also leaves the predictions and the list of libraries that precursors read ahead. `of_suite`: the same costs at a
+suite whose inference takes --suite-seconds, since only inference grows with the suite. On a busy machine these seconds say
+little; `import_cpu_seconds` are those of one trial's imports on a core of its own.
 
 --image FILE, as root: environment and weights on a disk of their own (made once, in FILE) that reads --mb-per-second; each
 run begins with an empty page cache of that disk. `cold`: as a site runs it; `unlearnt`: without the list, so that trials

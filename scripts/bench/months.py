@@ -2,9 +2,10 @@
 
 A daemon on a development cluster, real Slurm, real Redis, synthetic engine: `--evaluations`, several at once, `--real` of
 them by lm-eval. A row is taken whenever a group of evaluations has ended; no group begins after `--minutes`. The same command
-with the same `--keep` FOLDER goes on after a kill, or an end, with a daemon and a cluster of its own. A measure grows where the confidence interval of its slope over the last
-half of the rows (Theil-Sen with Sen's interval from Kendall's statistic) lies above 0, and its growth over 1,000 evaluations
-is 1 % of its level or more. The intervals of all measures together hold with CONFIDENCE.
+with the same `--keep` FOLDER goes on after a kill, or an end, with a daemon and a cluster of its own. A measure grows where
+the confidence interval of its slope over the last half of the rows (Theil-Sen with Sen's interval from Kendall's statistic)
+lies above 0, and its growth over 1,000 evaluations is 1 % of its level or more. The intervals of all measures together hold
+with CONFIDENCE.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python -m bench.synthetic -m evaljobs VERB …
 
-Rule: nothing but the engine and the metric module is replaced, and in jobs of REAL checkpoints nothing; staging, claims, heartbeats, dumps and RQ are the real
-ones. `bench.json` in $BENCH_FOLDER says what to do. A request's text is its seconds. What a trial takes to start counts
+Rule: nothing but the engine and the metric module is replaced, and in jobs of REAL checkpoints nothing; staging, claims,
+heartbeats, dumps and RQ are the real ones. `bench.json` in $BENCH_FOLDER says what to do. A request's text is its seconds. What a trial takes to start counts
 into its load. A precursor holds its node's link for the seconds that one reader takes. Imports no torch and no lm-eval.
 """
 

@@ -84,7 +84,8 @@ def disturbed(
 ) -> Row:
     """Evaluate the place's models, strike these faults at moments drawn from `seed`, and judge what comes of it.
 
-    `wanted`: lm-eval's scores; `events`: their number in an undisturbed run (the one without names). The row's `broken`: the laws that do not hold, one line each.
+    `wanted`: lm-eval's scores; `events`: their number in an undisturbed run (the one without names). The row's `broken`: the
+    laws that do not hold, one line each.
     """
     chosen = [FAULTS[n] for n in names]
     label = "+".join(names)

@@ -117,8 +117,8 @@ def test_drops_are_told_the_latest_first_in_the_table_as_in_the_sentence():
 
 def test_a_huge_score_has_six_digits():
     """The perplexity of an untrained model, in tables and sentences alike."""
-    assert [format_score(value) for value in (0.5, 999_999.0, 13555358093614451915751424.0)] == [
-        "0.5000", "999999.0000", "1.35554e+25",
+    assert [format_score(value) for value in (0.5, 999_999.0, 1e6, 13555358093614451915751424.0)] == [
+        "0.5000", "999999.0000", "1.00000e+06", "1.35554e+25",
     ]  # fmt: skip
     assert format_score(-1234567.0, "+") == "-1.23457e+06"
 

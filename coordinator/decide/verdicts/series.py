@@ -9,9 +9,9 @@ nothing. Values are better if higher.
 The yardstick, the standard error of a difference, has two variances. That of documents is known from paired differences. That
 of checkpoints is a robust variance of the earlier detrended differences, minus the mean of their documents' variances: of
 successive checkpoints or those APART, whichever is larger, since neighbours may be similar. Where rises are far larger than
-falls the score is being learnt and its rises are no scatter: then the variance is that of the falls. In the mean of a window it counts
-as that of an autoregression with the correlation ALIKE: even a hundred checkpoints estimate their correlation too coarsely
-for the limits that many scores need. WIDER, DEGREES and LOOKS are fitted to simulated series with that correlation, and any
+falls, the score is being learnt and its rises are no scatter: the variance is then that of the falls. In the mean of a window
+it counts as that of an autoregression with the correlation ALIKE: even a hundred checkpoints estimate their correlation too
+coarsely for the limits that many scores need. WIDER, DEGREES and LOOKS are fitted to simulated series with that correlation, and any
 share of documents in their variance, over twice the horizon (`scripts/bench_verdicts`).
 """
 
@@ -120,8 +120,8 @@ def _robust(differences: Values, first: int) -> Values:
 
 
 def _without_rises(differences: Values, spread: Values) -> Values:
-    """Return `spread`, but at most the variance of the falls where rises are far larger: as of neighbours that correlate by
-    MAX_CORRELATION.
+    """Return `spread`; where rises are far larger than falls, at most the variance that the falls show. It is scaled from
+    differences of neighbours, assumed to correlate by MAX_CORRELATION, to those LONG_DIFFERENCE apart.
     """
     import numpy as np  # noqa: PLC0415
 

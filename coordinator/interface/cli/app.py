@@ -212,7 +212,7 @@ class TableCommand(SettingsCommand):
 
     as_json: bool = flag("Print JSON (versioned) instead of tables.", "--json")
 
-    def refuse_both(self, *, as_csv: bool) -> None:
+    def refuse_csv_with_json(self, *, as_csv: bool) -> None:
         if as_csv and self.as_json:
             raise OperatorError("--csv and --json cannot be combined")
 

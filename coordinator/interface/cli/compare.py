@@ -127,7 +127,7 @@ class Diff(TableCommand):
         from coordinator.runtime.known_evaluations import find_record
 
         settings = self.there()
-        self.refuse_both(as_csv=self.csv)
+        self.refuse_csv_with_json(as_csv=self.csv)
         found = [find_record(settings, name) for name in (self.first, self.second)]
         for record, paths in found:
             if sample_file(paths, self.task) is None:

@@ -115,7 +115,7 @@ class Report(_Scores, TableCommand):
     def run(self) -> None:
         settings = self.priced()
         self.check_one()
-        self.refuse_both(as_csv=self.as_csv)
+        self.refuse_csv_with_json(as_csv=self.as_csv)
         if self.signal and (self.series is None or self.html is not None or self.as_csv):
             raise OperatorError("--signal is of --series FOLDER, without --html and --csv")
         if self.html is not None or self.trace is not None:

@@ -66,7 +66,11 @@ def baseline_of(
         return name
     folder = str(Path(record.checkpoint.announced).parent)
     every = find_series(work_dir, folder, record.suite.name, mixed=True)
-    own = next(p for p in every if p.evaluation_id == record.evaluation_id)
+    own = next((p for p in every if p.evaluation_id == record.evaluation_id), None)
+    if own is None:
+        raise OperatorError(
+            f"{record.evaluation_id} is not among the evaluations of {folder}: name a baseline by --baseline ID"
+        )
     modes = {own.mode} if not mixed else {p.mode for p in every} - {"screen"}
     others = (p for p in every if p.checkpoint != own.checkpoint and p.mode in modes)
     points = current_points([*others, own])

@@ -49,7 +49,7 @@ function bytes(value) {
 
 const figure = (value) => (value === null || value === undefined ? "–" : NUMBER.format(value));
 const share = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)} %`);
-const score = (value) => (value === null || value === undefined ? "–" : Math.abs(value) < 1e6 ? value.toFixed(4) : value.toExponential(5)); // as `format_score` in Python
+const score = (value) => (value === null || value === undefined ? "–" : Math.abs(value) < 1e6 ? value.toFixed(4) : value.toExponential(5).replace(/(?<=e[+-])(?=\d$)/, "0")); // as `format_score` in Python
 const when = (unix) => new Date(unix * 1000).toISOString().replace("T", " ").slice(0, 16) + " UTC";
 
 /** A value of the style sheet: canvases draw in the page's own colours. */
