@@ -7,6 +7,8 @@ real model will receive. Called from `requests.build`.
 from __future__ import annotations
 
 import contextlib
+import difflib
+import inspect
 from collections.abc import Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -26,6 +28,7 @@ PLACEMENT_ARGUMENTS = (
     "peft",
     "delta",
 )
+NEARLY = 0.8  # difflib's ratio of an argument's name to another, from which it counts as misspelt
 
 
 def make_stub_model(model_dir: str, options: ModelOptions) -> Any:
@@ -35,7 +38,7 @@ def make_stub_model(model_dir: str, options: ModelOptions) -> Any:
     are stored as text for the engine to tokenise.
     """
     import torch  # noqa: PLC0415
-    from lm_eval.models.huggingface import HFLM  # noqa: PLC0415
+    from lm_eval.models.huggingface import HFLM, get_dtype  # noqa: PLC0415
 
     own = _hf_class(options.engine)
     base: Any = own or HFLM
@@ -52,6 +55,8 @@ def make_stub_model(model_dir: str, options: ModelOptions) -> Any:
 
         def _create_model(self, *_place: Any, **keywords: Any) -> None:
             trust = bool(keywords.get("trust_remote_code"))
+            _check_names(options, own, self.config)
+            get_dtype(keywords.get("dtype") or "auto")  # fails as the model's own load would
             with torch.device("meta"):
                 model = self.AUTO_MODEL_CLASS.from_config(self.config, trust_remote_code=trust)
             model.to = lambda *_where, **_how: model  # there are no weights to move
@@ -67,6 +72,8 @@ def make_stub_model(model_dir: str, options: ModelOptions) -> Any:
         lm = Weightless(**arguments)
     except OSError as error:
         raise OperatorError(_unreadable(model_dir, error)) from error
+    except (AttributeError, TypeError) as error:
+        raise OperatorError(f"[trial] model_args: {one_line(error)}") from error
     if lm.prefix_token_id is None:
         said = "the tokenizer has neither bos_token nor eos_token: name them in tokenizer_config.json"
         raise OperatorError(f"{model_dir}: {said}")
@@ -74,6 +81,25 @@ def make_stub_model(model_dir: str, options: ModelOptions) -> Any:
     if "peft" not in options.model_args:  # lm-eval enlarges a model for its adapter's tokenizer
         _check_vocabulary(lm)
     return lm
+
+
+def _check_names(options: ModelOptions, own: Any, config: Any) -> None:
+    """Raise OperatorError for an argument that is nearly one that lm-eval's class, transformers, or the config has.
+
+    Others are left to the model's load, since its own code may take them.
+    """
+    from transformers import PreTrainedModel  # noqa: PLC0415
+
+    known = {
+        *PreTrainedModel.from_pretrained.__code__.co_consts,
+        *vars(config),
+    }  # what it takes out of its keywords
+    for part in own.__mro__[:-1] if own else ():
+        known |= inspect.signature(part.__init__).parameters.keys()
+    names = [name for name in known if isinstance(name, str)]
+    for name in options.model_args.keys() - known if own else ():
+        if meant := difflib.get_close_matches(name, names, 1, NEARLY):
+            raise OperatorError(f"[trial] model_args: unknown {name!r}; did you mean {meant[0]!r}?")
 
 
 def _check_vocabulary(lm: Any) -> None:

@@ -1,6 +1,8 @@
 """No score of broken weights: what loading, tensors, logits and likelihoods show ends an evaluation and names what is wrong."""
 
+import contextlib
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.specs import ModelOptions
 from evaljobs.contract.storage import read_record
 from evaljobs.errors import OperatorError
+from evaljobs.lmeval.stub_model import make_stub_model
 from evaljobs.requests.build import add_batches
 from evaljobs.trial.engines import loading
 from evaljobs.trial.engines.weights import BrokenWeightsError
@@ -142,6 +145,31 @@ def test_a_tokenizer_beyond_the_embeddings_is_refused_at_the_build(tiny_model_di
     tokenizer.save_pretrained(copied(tiny_model_dir, tmp_path))
     with pytest.raises(OperatorError, match=r"ids up to \d+ \('<two>'\), and the model has \d+ embeddings"):
         built("toy_sums", tmp_path / "broken", tmp_path / "evaluation", tmp_path / "sets")
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ({"dtpye": "float32"}, "unknown 'dtpye'; did you mean 'dtype'?"),
+        ({"max_positon_embeddings": 64}, "did you mean 'max_position_embeddings'?"),
+        ({"dtype": "flaot32"}, "no attribute 'flaot32'"),
+        ({"attn_implementation": "eager", "max_memory": {}, "rope_theta": 10000.0, "variant": None}, ""),
+    ],
+)
+def test_a_misspelt_argument_of_the_model_is_refused_at_the_build(tiny_model_dir, args, says):
+    """Before a GPU is asked for; what transformers or the config knows is none."""
+    options = OPTIONS.model_copy(update={"model_args": args})
+    with pytest.raises(OperatorError, match=re.escape(says)) if says else contextlib.nullcontext():
+        make_stub_model(str(tiny_model_dir), options)
+
+
+@pytest.mark.model
+def test_an_argument_that_the_model_does_not_take_ends_its_first_trial(tiny_model_dir):
+    """No node would load it: a retry would only hold GPUs."""
+    options = OPTIONS.model_copy(update={"model_args": {"own_trick": 1}})
+    with pytest.raises(OperatorError, match=r"does not load .* unexpected keyword argument 'own_trick'"):
+        loading.load_engine(str(tiny_model_dir), options, 2)
 
 
 @pytest.mark.model

@@ -357,7 +357,7 @@ def show_report(
         log = " ".join(filter(None, ["evalspan logs", one, failed_job]))
         parts.append(f"`{log}` shows why; fix the cause, then run `evalspan retry {one}`")
         parts.append(
-            "(after a change to a task's own files, run `evalspan eval …` again: it is a new evaluation)"
+            "(after a change to settings or a task's files, run `evalspan eval …` again: it is a new evaluation)"
         )
     for entry in report.entries:
         if entry.status != "failed" and entry.unscored:

@@ -105,7 +105,8 @@ def load_engine(
             lm = model_class.create_from_arg_obj(
                 arguments, {"batch_size": batch_size, "max_batch_size": None, "device": device}
             )
-    except ImportError as error:  # such as a quantiser's package: all nodes share the interpreter
+    # such as a quantiser's package or an unknown argument: all nodes share the interpreter and the arguments
+    except (ImportError, TypeError, AttributeError) as error:
         raise OperatorError(f"the model does not load by [trial] python: {one_line(error)}") from error
     weights.check_module(getattr(lm, "model", None))
     on_gpu = has_gpu and not device.startswith("cpu")
