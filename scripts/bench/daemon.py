@@ -153,10 +153,11 @@ def daemon(options: Options) -> Rows:
             site.start("submit", str(site.folder / "tiny"), "--suite", str(site.suite)).wait()
             announced = time.time()
             wait_until(lambda: any(e["kind"] == "results-written" for e in site.events()), "results", 600)
-            ended, events = time.time(), site.events()
+            events = site.events()
             wait_until(lambda: any(e["kind"] == "ended" for e in site.events()), "the last jobs' ends")
             asked, kinds = on_slurm.counted(site), rpcs(where.cluster) - none
             wait_until(lambda: not site.user(["squeue", "--noheader"]), "an empty queue")
+            time.sleep(POLL_SECONDS)  # the evaluation's last child ends, and its CPU time counts from then
             before, _ = on_slurm.cost(process.pid)
             time.sleep(options.idle)
             after, rss = on_slurm.cost(process.pid)
@@ -165,7 +166,6 @@ def daemon(options: Options) -> Rows:
             process.wait()
         waited, counts = gaps(site), submissions(events)
     staged = [e["at"] for e in events if e["kind"] == "job-submitted" and "-stage-" in e["job"]]
-    seconds = ended - next(e["at"] for e in events if e["kind"] == "accepted")
     yield row("seconds from the trigger to the first precursor", min(staged) - announced, 2 + POLL_SECONDS)
     if waited:  # none where each trial ran one shard
         yield row("seconds from a shard to the next, median", statistics.median(waited), 0.1)
@@ -173,7 +173,6 @@ def daemon(options: Options) -> Rows:
     yield row(
         "RPCs of the evaluation and of the daemon's start, by sdiag", kinds.total(), 35, **kinds, calls=asked
     )
-    yield row("RPCs a second", kinds.total() / seconds, 1)
     yield row("idle: % of a core", 100 * (after - before) / options.idle, 1)
     yield row("idle: resident MB", rss, 200)
 

@@ -28,10 +28,11 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
+from support import toys
 
 from bench import synthetic
 from bench.harness import spread
-from bench.world import TOYS, WATCHED
+from bench.world import WATCHED
 from coordinator.base import clock
 from coordinator.intake import from_settings
 from coordinator.intake.inbox import Notice, leave_notice
@@ -44,6 +45,7 @@ from evaljobs.queue import redis_client
 
 SETTLE_SECONDS = 5.0  # of an idle daemon before a row: the last jobs' ends are taken meanwhile
 FEWEST_BLOCKS = 20  # of a line of code that is named in a row
+TOYS = "toys.toml"  # the suite of real checkpoints
 REAL = "real"  # the folder of announced checkpoints that are evaluated by lm-eval
 STANDING = 100  # newest checkpoints in the watched folder; older ones are removed, as trainings do
 Turn = Callable[[Service], None]
@@ -81,6 +83,8 @@ class Announcer:
         self.until = time.monotonic() + 60 * minutes
         for name in (WATCHED, REAL):
             (root / name).mkdir(exist_ok=True)
+        # with each start: it names the tasks' folder of the tree that runs the bench now
+        (root / TOYS).write_text(toys.suite_text("toys", {"toy_choice": {"limit": 8}}))
         self.left = sorted((root / "checkpoints").iterdir(), key=_number)
         # of checkpoints that were announced
         self.past = sorted([*(root / WATCHED).iterdir(), *(root / REAL).iterdir()], key=_number)

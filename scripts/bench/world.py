@@ -40,7 +40,6 @@ from evaljobs.lmeval.batches import Batch, Piece, encode_batch
 from priors.table import Observation, append_observations
 
 ENGINE, HARDWARE = "synthetic", "a100"
-TOYS = "toys.toml"  # the suite of real checkpoints
 WATCHED = "run"  # the folder of checkpoints that the daemon watches, where it does
 TOKENS_A_SECOND = 100_000
 EARLIER = 3  # checkpoints that were evaluated before, each with exactly the predicted seconds
@@ -141,7 +140,6 @@ def main(root: Path, given: dict[str, Any]) -> None:
     suite_file, config = root / "suite.toml", root / "evalspan.toml"
     rows = "".join(f'[[task]]\nname = "{one.name}"\n' for one in sets)
     suite_file.write_text(f'name = "synthetic"\nbatch_size = 1\n{rows}')
-    (root / TOYS).write_text(toys.suite_text("toys", {"toy_choice": {"limit": 8}}))
     (root / WATCHED).mkdir()
     engine = "hf" if real else ENGINE
     words = {"engine": engine, "suite": suite_file, "workers": given.get("workers", 1)}
