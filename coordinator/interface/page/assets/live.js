@@ -15,7 +15,7 @@ function stayCurrent() {
   const again = () => {
     renew(newer);
     [used, newer] = [false, null];
-    state.textContent = `as of ${new Date(DATA.made_at * 1000).toLocaleTimeString()}`;
+    state.textContent = `as of ${new Date(DATA.made_at * 1000).toISOString().slice(11, 19)} UTC`;
   };
   const look = async () => {
     if (document.hidden || busy) return;
