@@ -26,6 +26,8 @@ from support import toys
 from chaos_lib.faults import FAULTS, deal
 from chaos_lib.run import under_faults
 from chaos_lib.site import TASKS, Place, Site, place
+from coordinator.runtime.summary import read_ended_summary
+from evaljobs.contract.paths import EvaluationPaths
 
 PATIENCE_S = 300.0  # for one evaluation
 CLEAN_S = 60.0  # a controller that was away ends its jobs later
@@ -113,7 +115,9 @@ def disturbed(
             run.broken.append(f"other scores: {json.dumps(found)}")
         for folder in site.evaluations():
             run.broken += [f"{folder.name}: {law}" for law in laws_broken(site.events(folder))]
-        run.broken += [f"left behind: {what}" for what in site.wait_clean(CLEAN_S)]
+        run.broken += [
+            f"left behind: {what}" for what in site.wait_clean(CLEAN_S) if not _is_named(what, site)
+        ]
     place.mend()
     row = {
         "fault": label or "none",
@@ -128,6 +132,13 @@ def disturbed(
     if not run.broken:
         site.remove()
     return row
+
+
+def _is_named(what: str, site: Site) -> bool:
+    """Weights that a killed precursor left, of which its evaluation warns."""
+    ends = [read_ended_summary(EvaluationPaths(folder)) for folder in site.evaluations()]
+    warned = any("may still hold staged weights" in text for end in ends if end for text in end.warnings)
+    return warned and what.startswith("in memory")
 
 
 def kept(file: str) -> list[Row]:

@@ -442,6 +442,19 @@ def test_weights_staged_ahead_go_with_their_evaluation():
     world.assert_nothing_left()
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_node_whose_memory_a_killed_precursor_did_not_free_is_named_at_the_end(again):
+    """Unless a later one there has: it takes the copy over, and frees it."""
+    world = World(1, nodes=1).until(lambda w: w.memory)
+    (job,) = world.of("stage")
+    world.end_member(job, job.members[0], "NODE_FAIL")
+    if not again:
+        world.tell(ev.CancelAsked, reason="done with")
+    world.run()
+    said = [w for w in world.state.warnings if w.startswith("n0 may still hold staged weights")]
+    assert len(said) == (not again)
+
+
 # --- metrics -----------------------------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from coordinator.base.words import first_of
 from coordinator.decide.evaluation import builds, jobs, nodes, scoring, shards
 from coordinator.decide.evaluation.actions import Action, RemoveQueue, StopWorkers, WriteResults
 from coordinator.decide.evaluation.events import (
@@ -128,6 +129,11 @@ def work_done(state: State, event: WorkDone) -> list[Action]:
 
 def evaluation_ended(state: State, event: Ended) -> list[Action]:
     state.ending.phase, state.ending.ended_at = Phase.ENDED, event.at
+    if left := nodes.uncleared_nodes(state):
+        state.warnings.append(
+            f"{first_of(left, 3)} may still hold staged weights, since their precursor was killed: the next evaluation there "
+            "frees them, or `evalspan clean` on the node"
+        )
     return begin_again(state) if state.ending.retry_waits else []
 
 

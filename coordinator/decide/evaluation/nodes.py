@@ -430,3 +430,13 @@ def idle_nodes(state: State) -> list[NodeUse]:
     found = [n for n in staged if not n.hosted and n.rung != "host" and not n.running_lanes]
     precursors = (state.jobs.by_name[n.precursor or ""] for n in found)
     return found if any("running" in info.members.values() for info in precursors) else []
+
+
+def uncleared_nodes(state: State) -> list[str]:
+    """Return nodes that may still hold weights: the last job that staged them there ended without freeing them."""
+    last = {
+        info.job.node: name
+        for name, info in state.jobs.by_name.items()
+        if ("staged", name) in state.seen and state.nodes.by_name[info.job.node or ""].rung != "storage"
+    }
+    return sorted(node or "" for node, name in last.items() if ("cleared", name) not in state.seen)
