@@ -31,6 +31,7 @@ from coordinator import api  # noqa: E402, F401 (imported before the forks, once
 from coordinator.errors import OperatorError  # noqa: E402
 from coordinator.intake import admission, inbox, work_folder  # noqa: E402
 from coordinator.runtime import observers, service, wiring  # noqa: E402, F401
+from evaljobs.contract.paths import WorkPaths  # noqa: E402
 
 SECONDS = 60  # of a row
 SUITE = 'name = "mine"\ninclude_path = ["tasks"]\n[[task]]\nname = "own"\n'
@@ -54,6 +55,9 @@ def base(site):
     for step, value in ((10, 0.2), (20, 0.6), (30, None)):
         leave(work, step, value)
     leave_ended(work, 1, 1, tasks=2)
+    # lm-eval's tasks, whose description takes seconds, once for all rows
+    argv = [sys.executable, "-m", "evaljobs", "catalogue", str(WorkPaths(work).cache)]
+    subprocess.run(argv, cwd=REPO, check=True)
     return site
 
 
