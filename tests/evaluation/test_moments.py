@@ -455,6 +455,17 @@ def test_a_node_whose_memory_a_killed_precursor_did_not_free_is_named_at_the_end
     assert len(said) == (not again)
 
 
+def test_weights_that_no_shard_needs_are_released_while_metrics_still_run():
+    """Those that trials read, and those staged ahead on a node whose GPUs never came."""
+    world = World(1, Faults(metric_slow=1.0), nodes=1)
+    world.tell(ev.MemoryOffered, nodes=("n9",))
+    world.until(lambda w: len(w.memory) == 2)
+    world.until(lambda w: not w.memory, most=300)
+    assert {job.job.node for job in world.of("stage")} == {"n0", "n9"}
+    assert not world.state.ending.reason
+    assert world.state.scoring.outstanding
+
+
 # --- metrics -----------------------------------------------------------------------------------------------------------
 
 

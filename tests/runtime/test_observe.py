@@ -187,9 +187,13 @@ def test_metric_jobs_are_lost_only_after_a_while():
     assert (died.outcome.name, died.outcome.error, again) == (name, f"{name}: x", [])
 
 
-def test_a_holder_that_outstays_its_release_is_cancelled_until_it_is_gone(world):
-    """Told to end and still there after the grace: its id is named, and again a grace later (scancel may fail)."""
+@pytest.mark.parametrize("lanes", [2, 0])
+def test_a_holder_that_outstays_its_release_is_cancelled_until_it_is_gone(world, lanes):
+    """Told to end and still there after the grace: its id is named, and again a grace later (scancel may fail). Without lanes
+    it was staged ahead of GPUs that never came.
+    """
     info = next(iter(world.state.live_jobs("stage")))
+    world.state.nodes.by_name[info.job.node].lanes = lanes
     info.released_at = 1000.0
     seen = detect.Sightings()
     for now, named in ((1059.0, []), (1061.0, [info.job_id]), (1100.0, []), (1122.0, [info.job_id])):
