@@ -402,43 +402,39 @@ class FrameRef(Record):
     length: int
 
 
-class ExecuteSpec(Record):
-    """RQ job `execute`: run the programs of whole documents, or ask the judge about them."""
+class MetricSpec(Record):
+    """What the two RQ jobs of a metric share."""
 
-    kind: Literal["execute"] = "execute"
     name: str
     evaluation_dir: str
     suite: SuiteSpec
     entry: int
+    model_dir: str
+    model: ModelOptions
+    item_seconds: float = 60.0
+    allow_unsafe: bool = False
+    judge: JudgeJob | None = None
+
+
+class ExecuteSpec(MetricSpec):
+    """RQ job `execute`: run the programs of whole documents, or ask the judge about them."""
+
+    kind: Literal["execute"] = "execute"
     task: str
     request_set: str
     documents: tuple[int, ...]
     frames: tuple[FrameRef, ...]
-    model_dir: str
-    model: ModelOptions
-    item_seconds: float = 60.0
-    allow_unsafe: bool = False
-    judge: JudgeJob | None = None
 
 
-class ScoreSpec(Record):
+class ScoreSpec(MetricSpec):
     """RQ job `score`: results of one suite entry, whose responses are all on disk."""
 
     kind: Literal["score"] = "score"
-    name: str
-    evaluation_dir: str
-    suite: SuiteSpec
-    entry: int
     request_sets: dict[str, str]
     frames: dict[str, tuple[FrameRef, ...]]  # leaf task -> every shard's record
     # in screen mode: leaf task -> documents that these records answer; no score of lm-eval's is made of them
     documents: dict[str, tuple[int, ...]] | None = None
-    model_dir: str
-    model: ModelOptions
     bootstrap_iters: int = 100_000
-    item_seconds: float = 60.0
-    allow_unsafe: bool = False
-    judge: JudgeJob | None = None
 
 
 _AnySpec = BuildSpec | ConvertSpec | StageSpec | TrialSpec | HostSpec | ExecuteSpec | ScoreSpec
