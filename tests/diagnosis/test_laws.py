@@ -53,7 +53,7 @@ def test_a_prefix_changes_no_answer(launcher: str, answers: list[tuple[str | Non
     given = [answer(LAUNCHERS[launcher](log)) for log in (LOGS + TRACED)[mine]]
     if (
         launcher == "wrapped"
-    ):  # of a log with one line as long as the terminal was wide nobody can tell that it was broken there
+    ):  # a log with one line as long as the terminal was wide does not show that it was broken there
         same = sum(one[:2] == other[:2] for one, other in zip(given, answers[mine], strict=True))
         assert same >= 0.95 * len(given)
     else:

@@ -359,7 +359,7 @@ def test_a_node_that_takes_eight_trials_with_it_ends_no_evaluation(seed):
 @pytest.mark.parametrize("seed", range(3))
 def test_nodes_that_all_rest_are_waited_for(seed):
     """Trials die until every node is in back-off; the evaluation waits for the first to return, says so, and ends well. Each
-    return is told of once, and none after a cancellation, however long the last jobs take to end."""
+    return is reported once, and none after a cancellation, however long the last jobs take to end."""
     world = World(seed, rec=record(entries=12)).until(inferring)
     world.odd.unready = frozenset(world.node_names)
     uses = world.state.nodes.by_name.values()

@@ -137,7 +137,7 @@ def test_a_member_leaves_checkpoints_reads_refusals_and_changes_nothing_else(sha
 
 @need_root
 def test_a_member_holds_no_lock_that_a_job_waits_for(shared):
-    """Whoever can open a file can hold its lock, and a conversion would wait for good."""
+    """Any process that can open a file can hold its lock, and a conversion would wait for ever."""
     lock = shared.converted / "d1.lock"
     lock.parent.mkdir(0o750)
     with hold_lock(lock) as held:

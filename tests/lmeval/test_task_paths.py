@@ -263,7 +263,7 @@ def test_what_cannot_be_read_is_refused_with_the_cause(lines, file, text, says, 
 
 
 def test_a_yaml_that_holds_itself_is_refused(tasks):
-    """An alias within its own value has no end for whoever walks over it."""
+    """An alias within its own value never ends a walk over it."""
     write(tasks, METRIC + "metadata: &x\n  - *x")
     assert task_yaml.unreadable_reason(tasks / "own.yaml") == "an alias in it contains itself"
     assert task_yaml.parse_yaml(tasks / "own.yaml") == {}

@@ -46,7 +46,7 @@ def test_what_a_restart_cannot_help_is_not_restarted(reason: str) -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), max_size=30), st.integers(0, 9))
 def test_restarts_are_bounded(ends: list[tuple[bool, bool, bool]], most: int) -> None:
-    """Whatever comes: at most `most` restarts; an end that nobody knows, twice in a row without a checkpoint, is the last; and a
+    """Whatever comes: at most `most` restarts; an unknown end, twice in a row without a checkpoint, is the last; and a
     training that has ended is not restarted."""
     left, before, idle = most, False, 0
     for known, progress, ended in ends:

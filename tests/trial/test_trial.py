@@ -344,7 +344,7 @@ def test_a_trial_that_loads_before_its_requests_are_built_runs_them(evaluation):
 
 @pytest.mark.model
 def test_a_trial_drops_a_shard_that_is_withdrawn(evaluation, monkeypatch):
-    """Between two batches; the next shard is run, and the withdrawn one is nobody's."""
+    """Between two batches; the next shard is run, and no trial holds the withdrawn one."""
     monkeypatch.setattr(trial_module, "HEARTBEAT_SECONDS", 0.02)
     evaluation.fill()
     trial, withdrawn = Trial(evaluation.spec(), evaluation.spec().lanes[0]), []
