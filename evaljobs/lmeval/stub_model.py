@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ def make_stub_model(model_dir: str, options: ModelOptions) -> Any:
     are stored as text for the engine to tokenise.
     """
     import torch  # noqa: PLC0415
-    from lm_eval.models.huggingface import HFLM, get_dtype  # noqa: PLC0415
+    from lm_eval.models.huggingface import HFLM  # noqa: PLC0415
 
     own = _hf_class(options.engine)
     base: Any = own or HFLM
@@ -55,8 +55,8 @@ def make_stub_model(model_dir: str, options: ModelOptions) -> Any:
 
         def _create_model(self, *_place: Any, **keywords: Any) -> None:
             trust = bool(keywords.get("trust_remote_code"))
-            _check_names(options, own, self.config)
-            get_dtype(keywords.get("dtype") or "auto")  # fails as the model's own load would
+            if own is not None:
+                _check_arguments(options.model_args, own, self.config)
             with torch.device("meta"):
                 model = self.AUTO_MODEL_CLASS.from_config(self.config, trust_remote_code=trust)
             model.to = lambda *_where, **_how: model  # there are no weights to move
@@ -72,8 +72,6 @@ def make_stub_model(model_dir: str, options: ModelOptions) -> Any:
         lm = Weightless(**arguments)
     except OSError as error:
         raise OperatorError(_unreadable(model_dir, error)) from error
-    except (AttributeError, TypeError) as error:
-        raise OperatorError(f"[trial] model_args: {one_line(error)}") from error
     if lm.prefix_token_id is None:
         said = "the tokenizer has neither bos_token nor eos_token: name them in tokenizer_config.json"
         raise OperatorError(f"{model_dir}: {said}")
@@ -83,21 +81,27 @@ def make_stub_model(model_dir: str, options: ModelOptions) -> Any:
     return lm
 
 
-def _check_names(options: ModelOptions, own: Any, config: Any) -> None:
-    """Raise OperatorError for an argument that is nearly one that lm-eval's class, transformers, or the config has.
+def _check_arguments(given: Mapping[str, Any], own: Any, config: Any) -> None:
+    """Raise OperatorError for an unknown dtype, and for a name that is nearly one of lm-eval's, transformers' or the config's.
 
-    Others are left to the model's load, since its own code may take them.
+    Other names are left to the model's load, since its own code may take them.
     """
+    import torch  # noqa: PLC0415
     from transformers import PreTrainedModel  # noqa: PLC0415
 
-    known = {
-        *PreTrainedModel.from_pretrained.__code__.co_consts,
-        *vars(config),
-    }  # what it takes out of its keywords
-    for part in own.__mro__[:-1] if own else ():
+    dtype = given.get("dtype", "auto")
+    if (
+        isinstance(dtype, str)
+        and dtype != "auto"
+        and not isinstance(getattr(torch, dtype, None), torch.dtype)
+    ):
+        raise OperatorError(f"[trial] model_args: torch has no dtype {dtype!r}, such as bfloat16 or float32")
+    # `from_pretrained` takes most of its arguments out of its keywords, by names that only its code has
+    known = {*PreTrainedModel.from_pretrained.__code__.co_consts, *vars(config)}
+    for part in own.__mro__[:-1]:
         known |= inspect.signature(part.__init__).parameters.keys()
     names = [name for name in known if isinstance(name, str)]
-    for name in options.model_args.keys() - known if own else ():
+    for name in given.keys() - known:
         if meant := difflib.get_close_matches(name, names, 1, NEARLY):
             raise OperatorError(f"[trial] model_args: unknown {name!r}; did you mean {meant[0]!r}?")
 

@@ -153,7 +153,7 @@ def test_a_tokenizer_beyond_the_embeddings_is_refused_at_the_build(tiny_model_di
     [
         ({"dtpye": "float32"}, "unknown 'dtpye'; did you mean 'dtype'?"),
         ({"max_positon_embeddings": 64}, "did you mean 'max_position_embeddings'?"),
-        ({"dtype": "flaot32"}, "no attribute 'flaot32'"),
+        ({"dtype": "flaot32"}, "torch has no dtype 'flaot32'"),
         ({"attn_implementation": "eager", "max_memory": {}, "rope_theta": 10000.0, "variant": None}, ""),
     ],
 )
