@@ -28,7 +28,7 @@ PLACEMENT_ARGUMENTS = (
     "peft",
     "delta",
 )
-NEARLY = 0.8  # difflib's ratio of an argument's name to another, from which it counts as misspelt
+MISSPELT_RATIO = 0.8  # difflib's ratio from which one name counts as another, misspelt
 
 
 def make_stub_model(model_dir: str, options: ModelOptions) -> Any:
@@ -102,7 +102,7 @@ def _check_arguments(given: Mapping[str, Any], own: Any, config: Any) -> None:
         known |= inspect.signature(part.__init__).parameters.keys()
     names = [name for name in known if isinstance(name, str)]
     for name in given.keys() - known:
-        if meant := difflib.get_close_matches(name, names, 1, NEARLY):
+        if meant := difflib.get_close_matches(name, names, 1, MISSPELT_RATIO):
             raise OperatorError(f"[trial] model_args: unknown {name!r}; did you mean {meant[0]!r}?")
 
 

@@ -26,6 +26,7 @@ from support import toys
 from chaos_lib.faults import FAULTS, deal
 from chaos_lib.run import under_faults
 from chaos_lib.site import TASKS, Place, Site, place
+from coordinator.decide.evaluation.ending import HOLDS_WEIGHTS
 from coordinator.runtime.summary import read_ended_summary
 from evaljobs.contract.paths import EvaluationPaths
 
@@ -135,10 +136,11 @@ def disturbed(
 
 
 def _is_named(what: str, site: Site) -> bool:
-    """Weights that a killed precursor left, of which its evaluation warns."""
+    """Weights that a killed precursor left on a node, of which its evaluation warns."""
     ends = [read_ended_summary(EvaluationPaths(folder)) for folder in site.evaluations()]
-    warned = any("may still hold staged weights" in text for end in ends if end for text in end.warnings)
-    return warned and what.startswith("in memory")
+    warned = [text.partition(HOLDS_WEIGHTS) for end in ends if end for text in end.warnings]
+    node = what.removeprefix("in memory of ").partition(":")[0]
+    return any(found and node in first.replace(",", " ").split() for first, found, _ in warned)
 
 
 def kept(file: str) -> list[Row]:

@@ -195,7 +195,7 @@ class Site(sites.Site):
         found = [f"job {n}" for n in listed.stdout.split()]
         found += [f"jobs, maybe: {listed.stderr.strip()}"] if listed.returncode != 0 else []
         found += [f"process {' '.join(words)[:120]}" for _, words, _ in sites.running(self.work)]
-        return found + [f"in memory: {path}" for path in self._staged()]
+        return found + [f"in memory of {node}: {path}" for node, path in self._staged()]
 
     def wait_clean(self, seconds: float) -> list[str]:
         """What is left after at most `seconds`; returns as soon as nothing is."""
@@ -215,18 +215,18 @@ class Site(sites.Site):
         for pid, _, _ in sites.running(self.work):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        for path in self._staged():
+        for _, path in self._staged():
             path.unlink(missing_ok=True)
         self.wait_clean(30)
 
-    def _staged(self) -> Iterator[Path]:
+    def _staged(self) -> Iterator[tuple[str, Path]]:
         """Weights in the memory of nodes; those of a folder that goes while we look are gone."""
         for node in self.cluster.gpu_nodes:
             first = daemons.running(self.cluster.record, node)
             memory = Path(f"/proc/{first.pid}/root/dev/shm") if first is not None else Path("/nowhere")
             for folder, _, files in os.walk(memory):
                 if "/evalspan-" in folder:
-                    yield from (Path(folder, name) for name in files if name.endswith(".safetensors"))
+                    yield from ((node, Path(folder, name)) for name in files if name.endswith(".safetensors"))
 
     def remove(self) -> None:
         for folder in (self.folder, self.work):

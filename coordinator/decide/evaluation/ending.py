@@ -24,6 +24,7 @@ from coordinator.decide.evaluation.events import (
 from coordinator.decide.evaluation.jobs import Due
 from coordinator.decide.evaluation.state import Phase, State
 
+HOLDS_WEIGHTS = "may still hold staged weights"
 RELEASED_PURPOSES = ("stage", "metric")  # purposes of jobs that exit by themselves once released
 
 
@@ -129,10 +130,13 @@ def work_done(state: State, event: WorkDone) -> list[Action]:
 
 def evaluation_ended(state: State, event: Ended) -> list[Action]:
     state.ending.phase, state.ending.ended_at = Phase.ENDED, event.at
+    state.warnings = [
+        text for text in state.warnings if HOLDS_WEIGHTS not in text
+    ]  # of an end before a retry
     if left := nodes.uncleared_nodes(state):
         state.warnings.append(
-            f"{first_of(left, 3)} may still hold staged weights, since their precursor was killed: the next evaluation there "
-            "frees them, or `evalspan clean` on the node"
+            f"{first_of(left, 3)} {HOLDS_WEIGHTS}, since the precursor was killed: the next evaluation there frees them, or "
+            "`evalspan clean` on the node"
         )
     return begin_again(state) if state.ending.retry_waits else []
 

@@ -15,7 +15,7 @@ function stayCurrent() {
   const again = () => {
     renew(newer);
     [used, newer] = [false, null];
-    state.textContent = `as of ${new Date(DATA.made_at * 1000).toISOString().slice(11, 19)} UTC`;
+    state.textContent = `as of ${when(DATA.made_at)}`;
   };
   const look = async () => {
     if (document.hidden || busy) return;
